@@ -1,0 +1,64 @@
+"""What a cache tier says about itself: the feedback half of the pressure signal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TierReport:
+    """One tier's occupancy and evictions, as its first worker published them (paper, Appendix D).
+
+    Attributes:
+        engine_id: identifies the serving engine that owns the tier; a reader trusts its own engine only.
+        sequence: counts the publisher's reports; a reader drops what it has already seen.
+        chunk_tokens: b, tokens per chunk.
+        chunk_bytes: bytes of one full chunk on one rank (b * beta).
+        registered_chunks: chunks that a lookup can find now.
+        capacity_chunks: K_H, the full chunks that the tier's allocator can hold.
+        evicted_chunks: chunks evicted in the last 60 s to make room for others. Explicit removals do not count.
+        evicted_chunks_total: the same since the tier started.
+        received_s: the *receiver's* monotonic clock at receipt; never travels, so clocks of two nodes never compare.
+    """
+
+    engine_id: str
+    sequence: int
+    chunk_tokens: int
+    chunk_bytes: int
+    registered_chunks: int
+    capacity_chunks: int
+    evicted_chunks: int
+    evicted_chunks_total: int
+    received_s: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        for name in ("chunk_tokens", "chunk_bytes"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"TierReport.{name} is {getattr(self, name)}; it must be positive")
+        for name in (
+            "sequence",
+            "registered_chunks",
+            "capacity_chunks",
+            "evicted_chunks",
+            "evicted_chunks_total",
+        ):
+            if getattr(self, name) < 0:
+                raise ValueError(f"TierReport.{name} is {getattr(self, name)}; it must not be negative")
+
+    @property
+    def capacity_bytes(self) -> int:
+        """C_H in bytes per rank."""
+        return self.capacity_chunks * self.chunk_bytes
+
+    @property
+    def occupancy(self) -> float:
+        """Registered chunks over K_H; 1.0 for a tier that can hold nothing."""
+        return self.registered_chunks / self.capacity_chunks if self.capacity_chunks else 1.0
+
+    def full_and_evicting(self, occupancy_threshold: float) -> bool:
+        """Eq. 10's second factor: occupancy at or above theta, and evictions in the window."""
+        return self.occupancy >= occupancy_threshold and self.evicted_chunks > 0
+
+    def age_s(self, now_s: float) -> float:
+        """Seconds since receipt on the reader's clock."""
+        return now_s - self.received_s
