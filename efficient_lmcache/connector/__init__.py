@@ -1,0 +1,32 @@
+"""What vLLM loads: `--kv-transfer-config '{"kv_connector": "EfficientLMCacheConnector", "kv_role": "kv_both"}'`.
+
+The name is registered by the `vllm.general_plugins` entry point (`plugin.register`). Where plugins are switched off,
+`"kv_connector_module_path": "efficient_lmcache.connector"` loads the same class.
+
+    connector.py         EfficientLMCacheConnector: LMCacheConnectorV1 and the calls into the modules below
+    options.py           the `efficient.*` options
+    admission.py         scheduler side: one decision per request, remembered until it ends
+    offload.py           worker side: deduplicating store, transfer counts, tier probe and its publication
+    metrics.py           counters and gauges in vLLM's own /metrics
+    vllm_adapter.py      every vLLM internal that is read or set
+    lmcache_adapter.py   every LMCache internal that is read, set or wrapped
+    cpu_transfer.py      paged KV <-> chunk copies on vLLM's CPU backend
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from efficient_lmcache.connector.connector import EfficientLMCacheConnector
+
+__all__ = ["EfficientLMCacheConnector"]
+
+
+def __getattr__(name: str) -> Any:
+    # Importing vLLM and LMCache takes seconds; whoever only reads options should not pay for it.
+    if name == "EfficientLMCacheConnector":
+        from efficient_lmcache.connector.connector import EfficientLMCacheConnector
+
+        return EfficientLMCacheConnector
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,117 @@
+"""Scheduler side: one write-admission decision per request, remembered until the request ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from efficient_lmcache.connector import vllm_adapter
+from efficient_lmcache.connector.metrics import ConnectorStats
+from efficient_lmcache.core.admission import AdmissionPolicy, Decision, RequestFacts
+from efficient_lmcache.core.tasks import TaskInference
+from efficient_lmcache.core.tier import TierReport
+from efficient_lmcache.telemetry.failure_log import FailureLog
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+#: LMCache's request-level switch: none of the request's new KV is stored.
+SKIP_SAVE_KEY = "lmcache.skip_save"
+
+_logger = logging.getLogger(__name__)
+
+
+class RequestAdmission:
+    """Asks the policy at a request's first resolved lookup and never again, whatever happens to the request.
+
+    Args:
+        policy: decides.
+        tasks: names the task of a request whose client did not.
+        latest_report: the newest tier report, or None.
+        clock: seconds, the clock of `TierReport.received_s`.
+        stats: counts the decisions.
+        decision_log: receives every decision; None for none.
+    """
+
+    def __init__(
+        self,
+        policy: AdmissionPolicy,
+        tasks: TaskInference,
+        latest_report: Callable[[float], TierReport | None],
+        clock: Callable[[], float],
+        stats: ConnectorStats,
+        decision_log: DecisionLog | None = None,
+    ) -> None:
+        self._policy = policy
+        self._tasks = tasks
+        self._latest_report = latest_report
+        self._clock = clock
+        self._stats = stats
+        self._decision_log = decision_log
+        self._decided: set[str] = set()
+        self._failures = FailureLog(_logger, "Deciding on a write admission")
+
+    def __len__(self) -> int:
+        """Requests whose decision is remembered."""
+        return len(self._decided)
+
+    def on_lookup(self, request: Request, host_match_tokens: int) -> None:
+        """Decide if this is the request's first resolved lookup; a declined request stores nothing from now on.
+
+        Never raises: a request that cannot be decided on is served by plain LMCache.
+        """
+        if request.request_id in self._decided:
+            return
+        self._decided.add(request.request_id)
+        try:
+            decision = self._decide(request, host_match_tokens)
+            if not decision.save:
+                vllm_adapter.set_kv_transfer_param(request, SKIP_SAVE_KEY, True)
+            self._stats.count_decision(decision)
+            if self._decision_log is not None:
+                self._decision_log.write(request.request_id, decision)
+        except Exception as error:
+            self._failures.failed(error)
+        else:
+            self._failures.succeeded()
+
+    def forget(self, request_id: str) -> None:
+        """The request finished or was aborted."""
+        self._decided.discard(request_id)
+
+    def close(self) -> None:
+        if self._decision_log is not None:
+            self._decision_log.close()
+
+    def _decide(self, request: Request, host_match_tokens: int) -> Decision:
+        prompt = vllm_adapter.prompt_tokens(request)
+        task = vllm_adapter.given_task_id(request) or self._tasks.assign(
+            vllm_adapter.prefix_keys(request), prompt, vllm_adapter.tenant_salt(request)
+        )
+        now_s = self._clock()
+        facts = RequestFacts(task, vllm_adapter.prompt_length(request), host_match_tokens)
+        return self._policy.decide(facts, self._latest_report(now_s), now_s)
+
+
+class DecisionLog:
+    """Decisions as lines of JSON, with the policy that took them."""
+
+    def __init__(self, path: str | Path, policy: AdmissionPolicy, clock: Callable[[], float]) -> None:
+        self._policy = policy.name
+        self._clock = clock
+        self._file: TextIO = open(path, "a", buffering=1)  # noqa: SIM115 - closed by close()
+
+    def write(self, request_id: str, decision: Decision) -> None:
+        row: dict[str, Any] = {"request_id": request_id, "now_s": self._clock(), "admission": self._policy}
+        row.update(dataclasses.asdict(decision))
+        row.update(row.pop("request"))
+        row["outcome"] = decision.outcome.value
+        row["estimate"]["bytes"] = decision.estimate.bytes
+        self._file.write(json.dumps(row) + "\n")
+
+    def close(self) -> None:
+        self._file.close()

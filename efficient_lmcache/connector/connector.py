@@ -1,0 +1,159 @@
+"""The connector that vLLM instantiates: once in the scheduler, once in every worker."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
+
+from efficient_lmcache.connector import plugin, vllm_adapter
+from efficient_lmcache.connector.admission import DecisionLog, RequestAdmission
+from efficient_lmcache.connector.metrics import ConnectorPromMetrics, ConnectorStats
+from efficient_lmcache.connector.offload import WorkerOffload
+from efficient_lmcache.connector.options import ConnectorOptions, parse_options
+from efficient_lmcache.core.admission import ADMISSIONS, AdmissionParameters
+from efficient_lmcache.core.tasks import TaskInference
+from efficient_lmcache.telemetry.local import LocalSource
+from efficient_lmcache.telemetry.reader import ReportReader
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+    from efficient_lmcache.connector.lmcache_adapter import SchedulerSide
+
+_logger = logging.getLogger(__name__)
+
+
+class EfficientLMCacheConnector(LMCacheConnectorV1):
+    """LMCache in-process, with working-set-aware write admission and copy-time deduplication.
+
+    Lookup, restore, eviction, keys and serialization are LMCache's. With `efficient.admission: none` stores are too.
+
+    Raises:
+        OptionError: for a bad `efficient.*` option, before LMCache starts.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        # Where vLLM loaded this class by its module path, plugins may be switched off.
+        plugin.register()
+        vllm_adapter.adopt_logging()
+        self._options = parse_options(vllm_adapter.extra_config(vllm_config))
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._stats = ConnectorStats()
+        self._engine_id = vllm_adapter.engine_id(vllm_config)
+        self._offload: WorkerOffload | None = None
+        self._reader: ReportReader | None = None
+        self._admission: RequestAdmission | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            # vLLM also loads this module where it only wants our metrics; LMCache is not imported for that.
+            from efficient_lmcache.connector.lmcache_adapter import SchedulerSide
+
+            self._lmcache = SchedulerSide(self._lmcache_engine)
+            self._start_admission(vllm_config)
+
+    def _start_admission(self, vllm_config: VllmConfig) -> None:
+        options, lmcache = self._options, self._lmcache
+        if not lmcache.host_tier_bytes and options.admission != "none":
+            _logger.warning("LMCache has no CPU tier (local_cpu is off): efficient.admission is none in this engine")
+            options = options.model_copy(update={"admission": "none"})
+        bytes_per_token = vllm_adapter.footprint_bytes_per_token_per_rank(vllm_config)
+        policy = ADMISSIONS[options.admission](
+            AdmissionParameters(
+                chunk_tokens=lmcache.chunk_tokens,
+                bytes_per_token=bytes_per_token,
+                configured_capacity_bytes=lmcache.host_tier_bytes,
+                write_threshold_chunks=options.write_threshold_chunks,
+                occupancy_threshold=options.occupancy_threshold,
+                report_max_age_s=options.report_max_age_s,
+                activity_window_s=options.activity_window_s,
+                prompt_window_lookups=options.prompt_window_lookups,
+            )
+        )
+        if options.telemetry == "local":
+            self._reader = ReportReader(
+                LocalSource(self._engine_id), self._engine_id, read_interval_s=options.report_read_interval_s
+            )
+        reader = self._reader
+        self._admission = RequestAdmission(
+            policy,
+            TaskInference(vllm_adapter.hash_block_tokens(vllm_config)),
+            latest_report=reader.latest if reader is not None else lambda now_s: None,
+            clock=time.monotonic,
+            stats=self._stats,
+            decision_log=DecisionLog(options.decision_log, policy, time.monotonic) if options.decision_log else None,
+        )
+        _logger.info("%s", _start_up_line(options, lmcache, bytes_per_token))
+
+    # Scheduler
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if matched[0] is not None and self._admission is not None:
+            self._admission.on_lookup(request, self._lmcache.host_match_tokens(request.request_id))
+        return matched
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        if self._admission is not None:
+            self._admission.forget(request.request_id)
+            self._lmcache.forget(request.request_id)
+        return super().request_finished(request, block_ids)
+
+    # Worker
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        super().register_kv_caches(kv_caches)
+        engine = self._lmcache_engine.lmcache_engine
+        # None: LMCache could not start and has said so; vLLM recomputes.
+        if engine is not None:
+            from efficient_lmcache.connector.lmcache_adapter import WorkerSide
+
+            self._offload = WorkerOffload(WorkerSide(engine), self._engine_id, self._options)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        if self._offload is not None:
+            for request_id in finished_req_ids:
+                self._offload.request_ended(request_id)
+        return super().get_finished(finished_req_ids)
+
+    # Both
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        stats = self._offload.stats if self._offload is not None else self._stats
+        return None if stats.is_empty() else stats.take()
+
+    def shutdown(self) -> None:
+        for part in (self._offload, self._reader, self._admission):
+            if part is not None:
+                part.close()
+        super().shutdown()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        return ConnectorStats(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> ConnectorPromMetrics:
+        return ConnectorPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+def _start_up_line(options: ConnectorOptions, lmcache: SchedulerSide, bytes_per_token: int) -> str:
+    """Everything an operator checks first, in one line."""
+    tier = f"host tier {lmcache.host_tier_bytes / 1024**3:.3f} GiB/rank" if lmcache.host_tier_bytes else "no host tier"
+    remote = ", with a remote tier" if lmcache.remote_url else ""
+    return (
+        f"Efficient-LMCache: in-process mode, {tier}{remote}, {bytes_per_token / 1024:g} KiB/token/rank, "
+        f"chunk {lmcache.chunk_tokens} tokens, admission {options.admission}, telemetry {options.telemetry}"
+    )

@@ -1,0 +1,215 @@
+"""Every LMCache internal that the connector reads, sets or wraps (LMCache 0.5.6, in-process mode).
+
+`tests/integration/test_upstream.py` guards each of them, so that a change upstream fails there and not in service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lmcache.utils import EngineType
+from lmcache.v1.gpu_connector.gpu_connectors import GPUConnectorInterface
+from lmcache.v1.memory_management import get_size_bytes
+
+from efficient_lmcache.connector.cpu_transfer import copy_chunk_to_paged, copy_paged_to_chunk
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl
+    from lmcache.v1.cache_engine import LMCacheEngine
+    from lmcache.v1.config import LMCacheEngineConfig
+    from lmcache.v1.metadata import LMCacheMetadata
+
+
+class CPUTransfer(GPUConnectorInterface):  # type: ignore[misc]
+    """LMCache's device copies where the device is vLLM's CPU backend. Not layerwise, no MLA."""
+
+    def __init__(self, metadata: LMCacheMetadata) -> None:
+        self.kvcaches: list[torch.Tensor] | None = None
+        self._kv_shape = metadata.kv_shape
+
+    def initialize_kvcaches_ptr(self, **kwargs: Any) -> None:
+        if "kvcaches" in kwargs:
+            self.kvcaches = kwargs["kvcaches"]
+
+    def from_gpu(self, memory_obj: Any, start: int, end: int, **kwargs: Any) -> None:
+        self.initialize_kvcaches_ptr(**kwargs)
+        assert self.kvcaches is not None
+        copy_paged_to_chunk(self.kvcaches, kwargs["slot_mapping"][start:end], memory_obj.tensor)
+
+    def to_gpu(self, memory_obj: Any, start: int, end: int, **kwargs: Any) -> None:
+        self.initialize_kvcaches_ptr(**kwargs)
+        assert self.kvcaches is not None
+        slots = kwargs["slot_mapping"][start:end]
+        # vLLM computed these tokens itself, and other requests may be reading their block.
+        computed = min(end - start, max(0, kwargs.get("vllm_cached_tokens", 0) - start))
+        copy_chunk_to_paged(memory_obj.tensor[:, :, computed:], self.kvcaches, slots[computed:])
+
+    def batched_from_gpu(self, memory_objs: Any, starts: Any, ends: Any, **kwargs: Any) -> None:
+        for memory_obj, start, end in zip(memory_objs, starts, ends, strict=True):
+            self.from_gpu(memory_obj, start, end, **kwargs)
+
+    def batched_to_gpu(self, memory_objs: Any = None, starts: Any = None, ends: Any = None, **kwargs: Any) -> None:
+        for memory_obj, start, end in zip(memory_objs, starts, ends, strict=True):
+            self.to_gpu(memory_obj, start, end, **kwargs)
+
+    def get_shape(self, num_tokens: int) -> torch.Size:
+        layers, halves, _, heads, head_dim = self._kv_shape
+        return torch.Size([halves, layers, num_tokens, heads * head_dim])
+
+
+def install_cpu_transfer(gpu_connector: ModuleType) -> None:
+    """Let `lmcache.v1.gpu_connector` offer `CPUTransfer` where it knows no transfer for the device."""
+    create = gpu_connector.CreateGPUConnector
+
+    def create_gpu_connector(
+        config: LMCacheEngineConfig, metadata: LMCacheMetadata, engine: EngineType, **kwargs: Any
+    ) -> Any:
+        if engine != EngineType.VLLM or gpu_connector.torch_device_type != "cpu":
+            return create(config, metadata, engine, **kwargs)
+        if config.use_layerwise or metadata.use_mla:
+            raise ValueError("on the CPU, LMCache's use_layerwise must be false and the model must not use MLA")
+        return CPUTransfer(metadata)
+
+    gpu_connector.CreateGPUConnector = create_gpu_connector  # type: ignore[attr-defined]
+
+
+class SchedulerSide:
+    """What the scheduler's connector reads of LMCache."""
+
+    def __init__(self, impl: LMCacheConnectorV1Impl) -> None:
+        self._impl = impl
+
+    @property
+    def chunk_tokens(self) -> int:
+        return int(self._impl.config.chunk_size)
+
+    @property
+    def host_tier_bytes(self) -> int:
+        """The CPU tier's configured size per rank; 0 when LMCache keeps no CPU tier."""
+        config = self._impl.config
+        return int(config.max_local_cpu_size * 1024**3) if config.local_cpu else 0
+
+    @property
+    def remote_url(self) -> str | None:
+        url: str | None = self._impl.config.remote_url
+        return url
+
+    def host_match_tokens(self, request_id: str) -> int:
+        """h of a request whose lookup is resolved and not yet scheduled, before any cap on what is loaded."""
+        client = self._impl.lookup_client
+        hit_tokens = client.lookup_cache(lookup_id=request_id) if client is not None else 0
+        # -1: a prompt without a full chunk was never looked up.
+        return max(hit_tokens or 0, 0)
+
+    def forget(self, request_id: str) -> None:
+        """Drop what LMCache keeps for a request that ended before it was scheduled."""
+        impl = self._impl
+        if impl.lookup_client is not None:
+            impl.lookup_client.clear_lookup_status(request_id)
+        impl.load_specs.pop(request_id, None)
+        impl._requests_priority.pop(request_id, None)
+
+
+class WorkerSide:
+    """What a worker's connector reads and wraps of LMCache's engine."""
+
+    def __init__(self, engine: LMCacheEngine) -> None:
+        self._engine = engine
+        self._backend = engine.storage_manager.local_cpu_backend
+        metadata = engine.metadata
+        self.chunk_tokens = int(engine.config.chunk_size)
+        self.chunk_bytes = int(get_size_bytes(metadata.get_shapes(self.chunk_tokens), metadata.get_dtypes()))
+        self.is_first_rank = bool(metadata.is_first_rank())
+
+    @property
+    def has_host_tier(self) -> bool:
+        return self._backend is not None and bool(self._backend.use_hot)
+
+    def registered_chunks(self) -> int:
+        return len(self._backend.hot_cache)
+
+    def capacity_chunks(self) -> int:
+        """K_H: how many full chunks the allocator's buffer holds, alignment included."""
+        allocator = self._backend.memory_allocator
+        align = getattr(allocator, "align_bytes", 1)
+        return int(allocator.size) // (-(-self.chunk_bytes // align) * align)
+
+    def contains(self, key: Hashable) -> bool:
+        """Whether the CPU tier holds the chunk; neither pins it nor counts as a use."""
+        return bool(self._backend.contains(key))
+
+    def on_eviction(self, evicted: Callable[[int], None]) -> None:
+        """Call `evicted(chunks)` for every eviction that makes room inside an allocation, and for no other removal."""
+        batched_remove = self._backend.batched_remove
+
+        def counted(keys: list[Any], force: bool = True) -> int:
+            removed = int(batched_remove(keys, force=force))
+            if not force:
+                evicted(removed)
+            return removed
+
+        self._backend.batched_remove = counted
+
+    def on_transfer(self, stored: Callable[[int], None], restored: Callable[[int], None]) -> None:
+        """Call `stored(tokens)` for every GPU->host copy and `restored(tokens)` for every host->GPU copy."""
+        transfer = self._engine.gpu_connector
+        from_gpu, to_gpu = transfer.batched_from_gpu, transfer.batched_to_gpu
+
+        def counted_from_gpu(memory_objs: Any, starts: list[int], ends: list[int], **kwargs: Any) -> Any:
+            stored(sum(ends) - sum(starts))
+            return from_gpu(memory_objs, starts, ends, **kwargs)
+
+        def counted_to_gpu(memory_objs: Any = None, starts: Any = None, ends: Any = None, **kwargs: Any) -> Any:
+            if starts is not None and ends is not None:
+                computed = kwargs.get("vllm_cached_tokens", 0)
+                spans = zip(starts, ends, strict=True)
+                restored(sum(max(0, end - max(start, computed)) for start, end in spans))
+            return to_gpu(memory_objs, starts, ends, **kwargs)
+
+        transfer.batched_from_gpu, transfer.batched_to_gpu = counted_from_gpu, counted_to_gpu
+
+    def filter_stores(self, keep: Callable[[Hashable], bool]) -> None:
+        """Before each copy, drop the chunks for which `keep(key)` is false.
+
+        LMCache's own store runs on the rest, with the request's whole slot mapping, so every contiguous run of kept
+        chunks is copied from where it lies. Layerwise stores are not filtered.
+        """
+        view = _EngineWithDatabase(self._engine, _FilteredDatabase(self._engine.token_database, keep))
+        store = type(self._engine).store
+
+        def filtered_store(*args: Any, **kwargs: Any) -> None:
+            store(view, *args, **kwargs)
+
+        self._engine.store = filtered_store
+
+    def release(self, request_id: str) -> None:
+        """Unpin what a lookup pinned for a request that ended, scheduled or not."""
+        self._engine.lookup_unpin(request_id)
+
+
+class _FilteredDatabase:
+    """LMCache's token database, without the chunks that `keep` rejects."""
+
+    def __init__(self, database: Any, keep: Callable[[Hashable], bool]) -> None:
+        self._database = database
+        self._keep = keep
+
+    def process_tokens(self, *args: Any, **kwargs: Any) -> Iterator[tuple[int, int, Any]]:
+        for start, end, key in self._database.process_tokens(*args, **kwargs):
+            if self._keep(key):
+                yield start, end, key
+
+
+class _EngineWithDatabase:
+    """The same engine to LMCache's `store`, but for its token database."""
+
+    def __init__(self, engine: LMCacheEngine, token_database: _FilteredDatabase) -> None:
+        self._engine = engine
+        self.token_database = token_database
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)

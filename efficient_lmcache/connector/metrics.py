@@ -1,0 +1,136 @@
+"""Counters and gauges in vLLM's own /metrics, through its connector hooks.
+
+Scheduler and workers each collect what they saw since they were last asked; vLLM brings it to the API server, where
+`ConnectorPromMetrics` adds it up. What workers count is divided by their number: figures are per rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from typing import Any
+
+from prometheus_client import Counter, Gauge
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+from efficient_lmcache.core.admission import Decision, Outcome
+
+_PREFIX = "efficient_lmcache:"
+
+DECISION_COUNTERS = {
+    "decisions_pressure": "Decisions under pressure (Eq. 10).",
+    "decisions_estimate_above": "Decisions whose working-set estimate exceeded the host tier.",
+    "decisions_full_and_evicting": "Decisions whose fresh report showed a full, evicting tier.",
+    "decisions_stale_report": "Decisions without a fresh tier report.",
+    "declined_chunks": "New full chunks of requests whose write was declined.",
+}
+WORKER_COUNTERS = {
+    "stored_tokens": "Tokens copied from GPU to host, per rank.",
+    "restored_tokens": "Tokens copied from host to GPU, per rank.",
+    "deduplicated_chunks": "Chunks not copied because the host tier already held them, per rank.",
+    "evicted_chunks": "Chunks evicted from the host tier to make room, per rank.",
+}
+GAUGES = {
+    "pressure": "1 while the latest decision was under pressure.",
+    "working_set_bytes": "Estimated reuse working set per rank (Eq. 5).",
+    "active_pool_tasks": "A: tasks with a first lookup in the activity window.",
+    "mean_prompt_tokens": "Mean length of the latest first-looked-up prompts.",
+    "tier_capacity_bytes": "C_H: host tier capacity per rank.",
+    "tier_occupancy_ratio": "Registered chunks over the host tier's capacity in the latest report.",
+    "tier_evicted_chunks_window": "Chunks evicted to make room in the latest report's window.",
+    "report_age_s": "Seconds since the latest tier report was received, at the latest decision.",
+}
+
+
+class ConnectorStats(KVConnectorStats):
+    """Counter increments and latest gauge values; `data` is what travels."""
+
+    def __init__(self, data: dict[str, Any] | None = None) -> None:
+        super().__init__(data or {"counters": {}, "gauges": {}})
+
+    def count(self, name: str, amount: int = 1) -> None:
+        counters = self.data["counters"]
+        counters[name] = counters.get(name, 0) + amount
+
+    def count_decision(self, decision: Decision) -> None:
+        """A scheduler's decision: its outcome, its factors, and the gauges it shows."""
+        self.count(f"decisions.{decision.outcome.value}")
+        flags = {
+            "decisions_pressure": decision.pressure,
+            "decisions_estimate_above": decision.estimate_above,
+            "decisions_full_and_evicting": decision.full_and_evicting is True,
+            "decisions_stale_report": not decision.report_fresh,
+        }
+        for name, holds in flags.items():
+            if holds:
+                self.count(name)
+        if not decision.save:
+            self.count("declined_chunks", decision.new_full_chunks)
+        gauges = self.data["gauges"]
+        gauges["pressure"] = float(decision.pressure)
+        gauges["working_set_bytes"] = decision.estimate.bytes
+        gauges["active_pool_tasks"] = decision.estimate.active_pool
+        gauges["mean_prompt_tokens"] = decision.estimate.mean_prompt_tokens
+        gauges["tier_capacity_bytes"] = decision.capacity_bytes
+        if decision.report_age_s is not None:
+            gauges["tier_occupancy_ratio"] = decision.occupancy
+            gauges["tier_evicted_chunks_window"] = decision.evicted_chunks
+            gauges["report_age_s"] = decision.report_age_s
+
+    def take(self) -> ConnectorStats:
+        """Hand over what was collected and start afresh."""
+        taken = ConnectorStats(self.data)
+        self.reset()
+        return taken
+
+    def reset(self) -> None:
+        self.data = {"counters": {}, "gauges": {}}
+
+    def aggregate(self, other: KVConnectorStats) -> ConnectorStats:
+        counters = Tally(self.data["counters"])
+        counters.update(other.data["counters"])
+        return ConnectorStats({"counters": dict(counters), "gauges": {**self.data["gauges"], **other.data["gauges"]}})
+
+    def reduce(self) -> dict[str, int | float]:
+        return {**self.data["counters"], **self.data["gauges"]}
+
+    def is_empty(self) -> bool:
+        return not self.data["counters"] and not self.data["gauges"]
+
+
+class ConnectorPromMetrics(KVConnectorPromMetrics):
+    """Registers every metric up front, so that a dashboard shows zeros before the first request."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._ranks = vllm_config.parallel_config.world_size
+        counter, gauge = metric_types[Counter], metric_types[Gauge]
+        outcomes = counter(
+            _PREFIX + "decisions", "Admission decisions by outcome.", labelnames=[*labelnames, "outcome"]
+        )
+        self._counters: dict[str, dict[int, Any]] = {
+            f"decisions.{outcome.value}": {
+                engine: outcomes.labels(*values, outcome.value) for engine, values in per_engine_labelvalues.items()
+            }
+            for outcome in Outcome
+        }
+        for name, help_text in {**DECISION_COUNTERS, **WORKER_COUNTERS}.items():
+            self._counters[name] = self._per_engine(counter(_PREFIX + name, help_text, labelnames=labelnames))
+        self._gauges = {
+            name: self._per_engine(gauge(_PREFIX + name, text, labelnames=labelnames, multiprocess_mode="mostrecent"))
+            for name, text in GAUGES.items()
+        }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for name, amount in transfer_stats_data["counters"].items():
+            self._counters[name][engine_idx].inc(amount / self._ranks if name in WORKER_COUNTERS else amount)
+        for name, value in transfer_stats_data["gauges"].items():
+            self._gauges[name][engine_idx].set(value)
+
+    def _per_engine(self, metric: Counter | Gauge) -> dict[int, Any]:
+        return {engine: metric.labels(*values) for engine, values in self.per_engine_labelvalues.items()}

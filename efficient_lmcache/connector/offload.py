@@ -1,0 +1,85 @@
+"""Worker side: deduplicate before each copy, count the copies, probe the tier and publish what it says."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+from efficient_lmcache.connector.metrics import ConnectorStats
+from efficient_lmcache.connector.options import ConnectorOptions
+from efficient_lmcache.core.tier import TierReport
+from efficient_lmcache.telemetry.eviction_window import EvictionWindow
+from efficient_lmcache.telemetry.failure_log import FailureLog
+from efficient_lmcache.telemetry.local import LocalSink
+from efficient_lmcache.telemetry.publisher import ReportPublisher
+
+if TYPE_CHECKING:
+    from efficient_lmcache.connector.lmcache_adapter import WorkerSide
+
+_logger = logging.getLogger(__name__)
+
+
+class WorkerOffload:
+    """One rank's offloading, from registration of the KV caches to shutdown.
+
+    Args:
+        lmcache: this rank's engine.
+        engine_id: the channel on which rank 0 publishes.
+        options: `admission` other than `none` deduplicates; `telemetry` other than `off` publishes.
+    """
+
+    def __init__(self, lmcache: WorkerSide, engine_id: str, options: ConnectorOptions) -> None:
+        self.stats = ConnectorStats()
+        self._lmcache = lmcache
+        self._engine_id = engine_id
+        self._evictions = EvictionWindow(options.activity_window_s)
+        self._dedup_failures = FailureLog(_logger, "Deduplicating a store")
+        self._publisher: ReportPublisher | None = None
+        lmcache.on_transfer(
+            stored=lambda tokens: self.stats.count("stored_tokens", tokens),
+            restored=lambda tokens: self.stats.count("restored_tokens", tokens),
+        )
+        if not lmcache.has_host_tier:
+            return
+        lmcache.on_eviction(self._evicted)
+        if options.admission != "none":
+            lmcache.filter_stores(keep=self._is_absent)
+        if lmcache.is_first_rank and options.telemetry == "local":
+            self._publisher = ReportPublisher(self.probe, LocalSink(engine_id), options.report_interval_s)
+
+    def probe(self) -> TierReport:
+        """What the tier holds now; the publisher numbers it."""
+        return TierReport(
+            engine_id=self._engine_id,
+            sequence=0,
+            chunk_tokens=self._lmcache.chunk_tokens,
+            chunk_bytes=self._lmcache.chunk_bytes,
+            registered_chunks=self._lmcache.registered_chunks(),
+            capacity_chunks=self._lmcache.capacity_chunks(),
+            evicted_chunks=self._evictions.total(time.monotonic()),
+            evicted_chunks_total=self._evictions.grand_total,
+        )
+
+    def request_ended(self, request_id: str) -> None:
+        self._lmcache.release(request_id)
+
+    def close(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def _evicted(self, chunks: int) -> None:
+        self._evictions.add(chunks, time.monotonic())
+        self.stats.count("evicted_chunks", chunks)
+
+    def _is_absent(self, key: Hashable) -> bool:
+        try:
+            held = self._lmcache.contains(key)
+        except Exception as error:
+            self._dedup_failures.failed(error)
+            return True
+        self._dedup_failures.succeeded()
+        if held:
+            self.stats.count("deduplicated_chunks")
+        return not held

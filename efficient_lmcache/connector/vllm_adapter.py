@@ -1,0 +1,111 @@
+"""Every vLLM internal that the connector reads or sets (vLLM 0.32). `tests/integration/test_upstream.py` guards it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from efficient_lmcache.core.footprint import KVFootprint
+
+if TYPE_CHECKING:
+    from vllm.config import KVTransferConfig, VllmConfig
+    from vllm.v1.request import Request
+
+TASK_ID_KEY = "efficient_lmcache.task_id"
+
+
+def adopt_logging() -> None:
+    """Log as vLLM does: it sets up its own loggers only, and what others say below a warning is lost."""
+    vllm_logger, ours = logging.getLogger("vllm"), logging.getLogger("efficient_lmcache")
+    if not ours.handlers and vllm_logger.handlers:
+        ours.handlers = list(vllm_logger.handlers)
+        ours.setLevel(vllm_logger.level)
+        ours.propagate = False
+
+
+def footprint_bytes_per_token_per_rank(vllm_config: VllmConfig) -> int:
+    """beta as the engine really lays KV out: this rank's layers and heads, in the KV cache's own type."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    latent = bool(model.use_mla)
+    cache_dtype = str(vllm_config.cache_config.cache_dtype)
+    footprint = KVFootprint(
+        layers=model.get_num_layers(parallel),
+        # What vLLM returns is already per rank, replication included.
+        kv_heads=1 if latent else model.get_num_kv_heads(parallel),
+        head_dim=model.get_head_size(),
+        element_bytes=1 if cache_dtype.startswith("fp8") else _element_bytes(model.dtype),
+        latent=latent,
+    )
+    return footprint.bytes_per_token_per_rank()
+
+
+def engine_id(vllm_config: VllmConfig) -> str:
+    """Shared by the scheduler and the workers of one engine, different for every start of it.
+
+    A user may fix `engine_id`; vLLM draws `instance_id` anew each time.
+    """
+    return f"{_transfer_config(vllm_config).engine_id}/{vllm_config.instance_id}"
+
+
+def extra_config(vllm_config: VllmConfig) -> dict[str, Any]:
+    """`kv_connector_extra_config` as the user gave it."""
+    return _transfer_config(vllm_config).kv_connector_extra_config or {}
+
+
+def hash_block_tokens(vllm_config: VllmConfig) -> int:
+    """Tokens per block hash of `Request.block_hashes`."""
+    return int(vllm_config.cache_config.block_size)
+
+
+def given_task_id(request: Request) -> str | None:
+    """The task the client named, if it did."""
+    task = (request.kv_transfer_params or {}).get(TASK_ID_KEY)
+    return None if task is None else str(task)
+
+
+def prefix_keys(request: Request) -> Sequence[Hashable]:
+    """Chained hashes of the request's full blocks; salted by tenant where the client gave a salt."""
+    return request.block_hashes
+
+
+def prompt_tokens(request: Request) -> Sequence[int]:
+    """The prompt's token ids; empty where the client sent embeddings instead."""
+    return request.prompt_token_ids or ()
+
+
+def tenant_salt(request: Request) -> str | None:
+    """The request's cache salt."""
+    return request.cache_salt
+
+
+def set_kv_transfer_param(request: Request, key: str, value: Any) -> None:
+    """Set one transfer parameter of this request alone.
+
+    The sampling parameters are copied: offline users hand one object to many requests.
+    """
+    params = copy.copy(request.sampling_params)
+    if params is None:
+        raise TypeError(f"request {request.request_id} has no sampling parameters to carry {key}")
+    extra_args = dict(params.extra_args or {})
+    extra_args["kv_transfer_params"] = {**(extra_args.get("kv_transfer_params") or {}), key: value}
+    params.extra_args = extra_args
+    request.sampling_params = params
+
+
+def prompt_length(request: Request) -> int:
+    """n, embeddings included."""
+    return int(request.num_prompt_tokens)
+
+
+def _transfer_config(vllm_config: VllmConfig) -> KVTransferConfig:
+    config = vllm_config.kv_transfer_config
+    assert config is not None, "vLLM made a connector without a transfer configuration"
+    return config
+
+
+def _element_bytes(dtype: torch.dtype | str) -> int:
+    return (getattr(torch, dtype) if isinstance(dtype, str) else dtype).itemsize
