@@ -1,0 +1,57 @@
+"""The `efficient.*` options: one error naming key, value and what is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from efficient_lmcache.connector.options import OptionError, parse_options
+from efficient_lmcache.connector.serve import DEFAULT_TRANSFER_CONFIG, with_connector
+
+
+def test_defaults_are_table_7_with_conditioned_admission():
+    options = parse_options({"lmcache.chunk_size": 512, "use_native": False})
+    assert (options.admission, options.write_threshold_chunks, options.occupancy_threshold) == ("conditioned", 8, 0.95)
+    assert (options.activity_window_s, options.report_interval_s, options.report_max_age_s) == (60.0, 1.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("admission", "always", "none, fixed, conditioned"),
+        ("write_threshold_chunks", -1, "an integer >= 0"),
+        ("write_threshold_chunks", "8", "an integer >= 0"),
+        ("occupancy_threshold", 1.5, "a number >= 0 and <= 1"),
+        ("activity_window_s", 0, "a number > 0"),
+        ("telemetry", "redis", "local, off"),
+        ("decision_log", 7, "a string or null"),
+    ],
+)
+def test_a_value_out_of_range_names_key_value_and_what_is_allowed(key, value, allowed):
+    with pytest.raises(OptionError) as error:
+        parse_options({f"efficient.{key}": value})
+    assert f"efficient.{key}={value!r} is not allowed; allowed: {allowed}" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_key_lists_the_known_ones():
+    with pytest.raises(OptionError, match=r"efficient\.kappa=8 is not an option; allowed: efficient\.admission, "):
+        parse_options({"efficient.kappa": 8})
+
+
+def test_integers_are_numbers():
+    assert parse_options({"efficient.activity_window_s": 30}).activity_window_s == 30.0
+
+
+def test_serve_adds_the_connector_only_where_none_is_set():
+    assert with_connector(["model"])[1] == "--kv-transfer-config"
+    assert DEFAULT_TRANSFER_CONFIG["kv_connector"] in with_connector(["model"])[2]
+    own = ["model", "--kv-transfer-config", '{"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}']
+    assert with_connector(own) == own
+    assert with_connector(["model", "--kv-transfer-config", "null"]) == ["model"]
+    assert with_connector(["model", "--kv-transfer-config=null", "--port", "1"]) == ["model", "--port", "1"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"kv_connector_extra_config": {"efficient.admission": "x"}}'])
+def test_serve_refuses_a_bad_transfer_configuration_before_vllm_starts(text):
+    with pytest.raises(OptionError):
+        with_connector(["model", "--kv-transfer-config", text])

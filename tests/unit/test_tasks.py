@@ -1,0 +1,111 @@
+"""Task inference for clients that name no task."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from efficient_lmcache.core.tasks import TaskInference
+
+BLOCK = 8
+GENERATION_PROMPT = [90, 91, 92]
+
+
+def keys(tokens, salt=None):
+    """Stand-in for vLLM's chained block hashes: the prefix itself."""
+    return [(salt, tuple(tokens[: end + BLOCK])) for end in range(0, len(tokens) - BLOCK + 1, BLOCK)]
+
+
+class Pool:
+    """Agents that share a system prompt and each grow their own conversation."""
+
+    def __init__(self, seed: int, system_tokens: int = 50) -> None:
+        self.random = random.Random(seed)
+        self.system = self.draw(system_tokens)
+        self.inference = TaskInference(BLOCK)
+
+    def draw(self, count):
+        return [self.random.randrange(80) for _ in range(count)]
+
+    def assign(self, tokens, salt=None):
+        return self.inference.assign(keys(tokens, salt), tokens, salt)
+
+
+def test_a_prompt_that_extends_an_earlier_one_belongs_to_its_task():
+    pool = Pool(0)
+    prompt = pool.system + pool.draw(30)
+    first = pool.assign(prompt)
+    assert pool.assign(prompt + pool.draw(100)) == first
+
+
+def test_a_shared_system_prompt_does_not_merge_tasks():
+    pool = Pool(1)
+    tasks = {pool.assign(pool.system + pool.draw(length)) for length in (1, 2, 3, 5, 8, 13, 40, 200)}
+    assert len(tasks) == 8
+
+
+def test_a_retried_call_stays_in_its_task():
+    pool = Pool(2)
+    prompt = pool.system + pool.draw(30)
+    assert pool.assign(prompt) == pool.assign(prompt)
+
+
+def test_a_history_cut_back_to_an_earlier_prompt_stays_in_its_task():
+    pool = Pool(3)
+    first = pool.system + pool.draw(30)
+    task = pool.assign(first)
+    assert pool.assign(first + pool.draw(300)) == task
+    assert pool.assign(first + pool.draw(40)) == task
+
+
+def test_a_generation_prompt_that_the_next_turn_drops_does_not_part_a_task():
+    pool = Pool(4)
+    histories = [pool.system + pool.draw(30) for _ in range(4)]
+    tasks = [pool.assign(history + GENERATION_PROMPT) for history in histories]
+    histories = [history + pool.draw(60) for history in histories]
+    # The very first prompt was seen before any other showed what a turn's end looks like.
+    assert [pool.assign(history + GENERATION_PROMPT) for history in histories][1:] == tasks[1:]
+    assert len(set(tasks)) == 4
+
+
+def test_tenants_never_share_a_task():
+    pool = Pool(5)
+    for length in (3, 30, 300):
+        prompt = pool.draw(length)
+        assert pool.assign(prompt, "tenant-a") != pool.assign(prompt, "tenant-b")
+
+
+def test_memory_is_bounded_and_old_prompts_are_forgotten_first():
+    inference = TaskInference(BLOCK, max_prompts=10)
+    prompts = [[value, *range(40)] for value in range(100)]
+    tasks = [inference.assign(keys(prompt), prompt) for prompt in prompts]
+    assert len(inference) == 10
+    assert sum(len(tails) for by_length in inference._tails.values() for tails in by_length.values()) == 10
+    assert inference.assign(keys(prompts[99]), prompts[99]) == tasks[99]
+    assert inference.assign(keys(prompts[0]), prompts[0]) != tasks[0]
+
+
+def test_an_empty_prompt_has_a_task():
+    assert TaskInference(BLOCK).assign([], [])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    st.integers(2, 12),
+    st.integers(0, 60),
+    st.lists(st.tuples(st.integers(0, 11), st.integers(1, 50)), max_size=60),
+)
+def test_interleaved_agents_are_told_apart_exactly(seed, agents, system_tokens, turns):
+    pool = Pool(seed, system_tokens)
+    # Distinct first tokens after the system prompt: agents with the same first prompt are one task by definition.
+    histories = [[*pool.system, 80 + agent, *pool.draw(agent + 1)] for agent in range(agents)]
+    truth: dict[int, str] = {}
+    for agent, growth in turns:
+        agent %= agents
+        task = pool.assign(histories[agent])
+        assert truth.setdefault(agent, task) == task
+        histories[agent] = histories[agent] + pool.draw(growth)
+    assert len(set(truth.values())) == len(truth)
