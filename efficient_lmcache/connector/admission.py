@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 from collections.abc import Callable
@@ -71,7 +70,7 @@ class RequestAdmission:
             decision = self._decide(request, host_match_tokens)
             if not decision.save:
                 vllm_adapter.set_kv_transfer_param(request, SKIP_SAVE_KEY, True)
-            self._stats.count_decision(decision)
+            self._stats.add_decision(decision)
             if self._decision_log is not None:
                 self._decision_log.write(request.request_id, decision)
         except Exception as error:
@@ -88,12 +87,10 @@ class RequestAdmission:
             self._decision_log.close()
 
     def _decide(self, request: Request, host_match_tokens: int) -> Decision:
-        prompt = vllm_adapter.prompt_tokens(request)
-        task = vllm_adapter.given_task_id(request) or self._tasks.assign(
-            vllm_adapter.prefix_keys(request), prompt, vllm_adapter.tenant_salt(request)
-        )
+        view = vllm_adapter.view(request)
+        task = view.task or self._tasks.assign(view.prefix_keys, view.token_ids, view.salt)
         now_s = self._clock()
-        facts = RequestFacts(task, vllm_adapter.prompt_length(request), host_match_tokens)
+        facts = RequestFacts(task, view.prompt_tokens, host_match_tokens)
         return self._policy.decide(facts, self._latest_report(now_s), now_s)
 
 
@@ -107,10 +104,9 @@ class DecisionLog:
 
     def write(self, request_id: str, decision: Decision) -> None:
         row: dict[str, Any] = {"request_id": request_id, "now_s": self._clock(), "admission": self._policy}
-        row.update(dataclasses.asdict(decision))
-        row.update(row.pop("request"))
-        row["outcome"] = decision.outcome.value
+        row.update(decision._asdict(), outcome=decision.outcome.value, estimate=decision.estimate._asdict())
         row["estimate"]["bytes"] = decision.estimate.bytes
+        row.update(row.pop("request")._asdict())
         self._file.write(json.dumps(row) + "\n")
 
     def close(self) -> None:

@@ -46,13 +46,28 @@ class ConnectorStats(KVConnectorStats):
 
     def __init__(self, data: dict[str, Any] | None = None) -> None:
         super().__init__(data or {"counters": {}, "gauges": {}})
+        self._decisions: list[Decision] = []
 
     def count(self, name: str, amount: int = 1) -> None:
         counters = self.data["counters"]
         counters[name] = counters.get(name, 0) + amount
 
-    def count_decision(self, decision: Decision) -> None:
-        """A scheduler's decision: its outcome, its factors, and the gauges it shows."""
+    def add_decision(self, decision: Decision) -> None:
+        """Counted when the statistics are taken, so that a lookup does not wait for it."""
+        self._decisions.append(decision)
+
+    def take(self) -> ConnectorStats:
+        """Hand over what was collected and start afresh."""
+        for decision in self._decisions:
+            self._count_decision(decision)
+        if self._decisions:
+            self._show(self._decisions[-1])
+            self._decisions.clear()
+        taken = ConnectorStats(self.data)
+        self.reset()
+        return taken
+
+    def _count_decision(self, decision: Decision) -> None:
         self.count(f"decisions.{decision.outcome.value}")
         flags = {
             "decisions_pressure": decision.pressure,
@@ -65,6 +80,8 @@ class ConnectorStats(KVConnectorStats):
                 self.count(name)
         if not decision.save:
             self.count("declined_chunks", decision.new_full_chunks)
+
+    def _show(self, decision: Decision) -> None:
         gauges = self.data["gauges"]
         gauges["pressure"] = float(decision.pressure)
         gauges["working_set_bytes"] = decision.estimate.bytes
@@ -75,12 +92,6 @@ class ConnectorStats(KVConnectorStats):
             gauges["tier_occupancy_ratio"] = decision.occupancy
             gauges["tier_evicted_chunks_window"] = decision.evicted_chunks
             gauges["report_age_s"] = decision.report_age_s
-
-    def take(self) -> ConnectorStats:
-        """Hand over what was collected and start afresh."""
-        taken = ConnectorStats(self.data)
-        self.reset()
-        return taken
 
     def reset(self) -> None:
         self.data = {"counters": {}, "gauges": {}}
@@ -94,7 +105,7 @@ class ConnectorStats(KVConnectorStats):
         return {**self.data["counters"], **self.data["gauges"]}
 
     def is_empty(self) -> bool:
-        return not self.data["counters"] and not self.data["gauges"]
+        return not (self._decisions or self.data["counters"] or self.data["gauges"])
 
 
 class ConnectorPromMetrics(KVConnectorPromMetrics):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -61,25 +61,35 @@ def hash_block_tokens(vllm_config: VllmConfig) -> int:
     return int(vllm_config.cache_config.block_size)
 
 
-def given_task_id(request: Request) -> str | None:
-    """The task the client named, if it did."""
-    task = (request.kv_transfer_params or {}).get(TASK_ID_KEY)
-    return None if task is None else str(task)
+class RequestView(NamedTuple):
+    """What admission reads of a vLLM request.
+
+    Attributes:
+        task: the task the client named, if it did.
+        prompt_tokens: n, embeddings included.
+        token_ids: the prompt's token ids; empty where the client sent embeddings instead.
+        prefix_keys: chained hashes of the request's full blocks, salted by tenant where the client gave a salt.
+        salt: the tenant's cache salt.
+    """
+
+    task: str | None
+    prompt_tokens: int
+    token_ids: Sequence[int]
+    prefix_keys: Sequence[Hashable]
+    salt: str | None
 
 
-def prefix_keys(request: Request) -> Sequence[Hashable]:
-    """Chained hashes of the request's full blocks; salted by tenant where the client gave a salt."""
-    return request.block_hashes
-
-
-def prompt_tokens(request: Request) -> Sequence[int]:
-    """The prompt's token ids; empty where the client sent embeddings instead."""
-    return request.prompt_token_ids or ()
-
-
-def tenant_salt(request: Request) -> str | None:
-    """The request's cache salt."""
-    return request.cache_salt
+def view(request: Request) -> RequestView:
+    """Read a request; nothing is copied."""
+    transfer_params = request.kv_transfer_params
+    task = transfer_params.get(TASK_ID_KEY) if transfer_params else None
+    return RequestView(
+        None if task is None else str(task),
+        request.num_prompt_tokens,
+        request.prompt_token_ids or (),
+        request.block_hashes,
+        request.cache_salt,
+    )
 
 
 def set_kv_transfer_param(request: Request, key: str, value: Any) -> None:
@@ -94,11 +104,6 @@ def set_kv_transfer_param(request: Request, key: str, value: Any) -> None:
     extra_args["kv_transfer_params"] = {**(extra_args.get("kv_transfer_params") or {}), key: value}
     params.extra_args = extra_args
     request.sampling_params = params
-
-
-def prompt_length(request: Request) -> int:
-    """n, embeddings included."""
-    return int(request.num_prompt_tokens)
 
 
 def _transfer_config(vllm_config: VllmConfig) -> KVTransferConfig:

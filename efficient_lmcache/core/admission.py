@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from efficient_lmcache.core.tier import TierReport
 from efficient_lmcache.core.workingset import WorkingSetEstimate, WorkingSetEstimator
@@ -28,8 +28,7 @@ class Outcome(str, Enum):
     REFILL = "refill"  # declined: under pressure, and it would re-store evicted context
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFacts:
+class RequestFacts(NamedTuple):
     """A request at its first resolved lookup.
 
     Attributes:
@@ -81,8 +80,7 @@ class AdmissionParameters:
                 raise ValueError(f"AdmissionParameters.{name} is out of range: {getattr(self, name)}")
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What was decided, and every factor of it.
 
     Attributes:
@@ -132,7 +130,10 @@ class AdmissionPolicy(Protocol):
 
 
 class _WorkingSetAdmission:
-    """What the three admissions share: observe, weigh every factor, leave the pressure signal to the subclass."""
+    """What the three admissions share: observe, weigh every factor, then save(r) = not (p and u > kappa) (Eq. 6).
+
+    The pressure signal p is the subclass's.
+    """
 
     name: str
 
@@ -144,8 +145,7 @@ class _WorkingSetAdmission:
 
     def decide(self, request: RequestFacts, tier_report: TierReport | None, now_s: float) -> Decision:
         parameters = self.parameters
-        self.estimator.observe(request.task, request.prompt_tokens, now_s)
-        estimate = self.estimator.estimate(now_s)
+        estimate = self.estimator.observe(request.task, request.prompt_tokens, now_s)
         capacity_bytes = tier_report.capacity_bytes if tier_report else parameters.configured_capacity_bytes
         estimate_above = estimate.bytes > capacity_bytes
         age_s = tier_report.age_s(now_s) if tier_report else None
@@ -156,10 +156,10 @@ class _WorkingSetAdmission:
         chunk_tokens = parameters.chunk_tokens
         new_full_chunks = request.prompt_tokens // chunk_tokens - request.host_match_tokens // chunk_tokens
         pressure = self._pressure(estimate_above, full_and_evicting)
-        outcome = self._outcome(pressure, new_full_chunks)
+        refill = new_full_chunks > parameters.write_threshold_chunks
         return Decision(
-            save=outcome is not Outcome.REFILL,
-            outcome=outcome,
+            save=not (pressure and refill),
+            outcome=(Outcome.REFILL if refill else Outcome.EXTENSION) if pressure else Outcome.NO_PRESSURE,
             pressure=pressure,
             request=request,
             new_full_chunks=new_full_chunks,
@@ -176,12 +176,6 @@ class _WorkingSetAdmission:
 
     def _pressure(self, estimate_above: bool, full_and_evicting: bool | None) -> bool:
         raise NotImplementedError
-
-    def _outcome(self, pressure: bool, new_full_chunks: int) -> Outcome:
-        """Eq. 6: save(r) = not (p and u > kappa)."""
-        if not pressure:
-            return Outcome.NO_PRESSURE
-        return Outcome.REFILL if new_full_chunks > self.parameters.write_threshold_chunks else Outcome.EXTENSION
 
 
 class NoAdmission(_WorkingSetAdmission):

@@ -12,11 +12,11 @@ that merely share a system prompt do not: neither prompt contains the other. Wha
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
 MAX_SUFFIX_TOKENS = 16
 
+_START = "start of prompt"
 _Tokens = tuple[int, ...]
 
 
@@ -34,8 +34,8 @@ class TaskInference:
         self._max_prompts = max_prompts
         # anchor -> tail length -> tail -> task
         self._tails: dict[Hashable, dict[int, dict[_Tokens, str]]] = {}
-        self._oldest_first: OrderedDict[tuple[Hashable, _Tokens], None] = OrderedDict()
-        self._latest_end: _Tokens = ()
+        self._oldest_first: dict[tuple[Hashable, _Tokens], None] = {}
+        self._latest_end: Sequence[int] = ()
         self._tasks = 0
 
     def __len__(self) -> int:
@@ -54,40 +54,53 @@ class TaskInference:
         Returns:
             A task name that no prompt of another conversation has.
         """
-        length = len(prompt_tokens)
-        end = tuple(prompt_tokens[max(0, length - MAX_SUFFIX_TOKENS) :])
-        turn_suffix = _common_suffix(end, self._latest_end)
-        self._latest_end = end
-        task = self._extended_task(prefix_keys, prompt_tokens, salt, turn_suffix) or self._new_task()
-        blocks = max(0, length - MAX_SUFFIX_TOKENS) // self._block_tokens
-        self._remember(_anchor(prefix_keys, blocks, salt), tuple(prompt_tokens[blocks * self._block_tokens :]), task)
+        task = self._extended_task(prefix_keys, prompt_tokens, salt) or self._new_task()
+        self._latest_end = prompt_tokens[-MAX_SUFFIX_TOKENS:]
+        blocks = max(0, len(prompt_tokens) - MAX_SUFFIX_TOKENS) // self._block_tokens
+        anchor = prefix_keys[blocks - 1] if blocks else (_START, salt)
+        self._remember(anchor, tuple(prompt_tokens[blocks * self._block_tokens :]), task)
         return task
 
     def _extended_task(
-        self, prefix_keys: Sequence[Hashable], prompt_tokens: Sequence[int], salt: Hashable, turn_suffix: _Tokens
+        self, prefix_keys: Sequence[Hashable], prompt_tokens: Sequence[int], salt: Hashable
     ) -> str | None:
-        """The task of the longest earlier prompt that this one extends."""
-        for blocks in range(len(prompt_tokens) // self._block_tokens, -1, -1):
-            tails = self._tails.get(_anchor(prefix_keys, blocks, salt))
-            if tails is None:
-                continue
-            start = blocks * self._block_tokens
-            following = tuple(prompt_tokens[start : start + self._block_tokens + MAX_SUFFIX_TOKENS])
-            for tail_tokens in sorted(tails, reverse=True):
-                known = tails[tail_tokens]
-                task = known.get(following[:tail_tokens])
-                if task is None and 0 < len(turn_suffix) < tail_tokens:
-                    task = known.get(following[: tail_tokens - len(turn_suffix)] + turn_suffix)
+        """The task of the longest earlier prompt that this one extends, among those at the longest known prefix."""
+        tails_at, block_tokens = self._tails, self._block_tokens
+        for blocks in range(len(prompt_tokens) // block_tokens, -1, -1):
+            tails = tails_at.get(prefix_keys[blocks - 1] if blocks else (_START, salt))
+            if tails is not None:
+                start = blocks * block_tokens
+                following = tuple(prompt_tokens[start : start + block_tokens + MAX_SUFFIX_TOKENS])
+                task = self._matching_task(tails, following, prompt_tokens)
+                if task is not None:
+                    return task
+        return None
+
+    def _matching_task(
+        self, tails: dict[int, dict[_Tokens, str]], following: _Tokens, prompt_tokens: Sequence[int]
+    ) -> str | None:
+        lengths = sorted(tails, reverse=True)
+        for tail_tokens in lengths:
+            task = tails[tail_tokens].get(following[:tail_tokens])
+            if task is not None:
+                return task
+        turn_suffix = _common_suffix(tuple(prompt_tokens[-MAX_SUFFIX_TOKENS:]), tuple(self._latest_end))
+        for tail_tokens in lengths:
+            if 0 < len(turn_suffix) < tail_tokens:
+                task = tails[tail_tokens].get(following[: tail_tokens - len(turn_suffix)] + turn_suffix)
                 if task is not None:
                     return task
         return None
 
     def _remember(self, anchor: Hashable, tail: _Tokens, task: str) -> None:
         self._tails.setdefault(anchor, {}).setdefault(len(tail), {})[tail] = task
+        # A dict keeps insertion order: the first key is the prompt seen longest ago.
+        self._oldest_first.pop((anchor, tail), None)
         self._oldest_first[anchor, tail] = None
-        self._oldest_first.move_to_end((anchor, tail))
         if len(self._oldest_first) > self._max_prompts:
-            self._forget(*self._oldest_first.popitem(last=False)[0])
+            oldest = next(iter(self._oldest_first))
+            del self._oldest_first[oldest]
+            self._forget(*oldest)
 
     def _forget(self, anchor: Hashable, tail: _Tokens) -> None:
         of_anchor = self._tails[anchor]
@@ -101,10 +114,6 @@ class TaskInference:
     def _new_task(self) -> str:
         self._tasks += 1
         return f"inferred-{self._tasks}"
-
-
-def _anchor(prefix_keys: Sequence[Hashable], blocks: int, salt: Hashable) -> Hashable:
-    return prefix_keys[blocks - 1] if blocks else ("start of prompt", salt)
 
 
 def _common_suffix(left: _Tokens, right: _Tokens) -> _Tokens:

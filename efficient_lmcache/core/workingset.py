@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class WorkingSetEstimate:
+class WorkingSetEstimate(NamedTuple):
     """A, N and beta at one moment.
 
     Attributes:
@@ -60,32 +59,30 @@ class WorkingSetEstimator:
         self._bytes_per_token = bytes_per_token
         self._window_s = window_s
         self._prompt_window_lookups = prompt_window_lookups
-        self._last_lookup_s: OrderedDict[Hashable, float] = OrderedDict()
+        # Oldest first: a dict keeps insertion order, and an observed task is inserted anew.
+        self._last_lookup_s: dict[Hashable, float] = {}
         self._prompts: deque[int] = deque()
         self._prompt_sum_tokens = 0
         self._latest_s = float("-inf")
 
-    def observe(self, task: Hashable, prompt_tokens: int, now_s: float) -> None:
-        """Count a request's first lookup: its task is active, its prompt enters the mean."""
-        self._advance(now_s)
-        self._last_lookup_s[task] = self._latest_s
-        self._last_lookup_s.move_to_end(task)
+    def observe(self, task: Hashable, prompt_tokens: int, now_s: float) -> WorkingSetEstimate:
+        """Count a request's first lookup: its task is active, its prompt enters the mean. Returns the new estimate."""
+        self._last_lookup_s.pop(task, None)
+        self._last_lookup_s[task] = max(self._latest_s, now_s)
         self._prompts.append(prompt_tokens)
         self._prompt_sum_tokens += prompt_tokens
         if len(self._prompts) > self._prompt_window_lookups:
             self._prompt_sum_tokens -= self._prompts.popleft()
+        return self.estimate(now_s)
 
     def estimate(self, now_s: float) -> WorkingSetEstimate:
         """The estimate at `now_s`; zero tasks and a zero mean before the first observation."""
-        self._advance(now_s)
-        mean = self._prompt_sum_tokens / len(self._prompts) if self._prompts else 0.0
-        return WorkingSetEstimate(len(self._last_lookup_s), mean, self._bytes_per_token)
-
-    def _advance(self, now_s: float) -> None:
         self._latest_s = max(self._latest_s, now_s)
         oldest_kept_s = self._latest_s - self._window_s
         while self._last_lookup_s:
-            task, seen_s = next(iter(self._last_lookup_s.items()))
-            if seen_s >= oldest_kept_s:
+            task = next(iter(self._last_lookup_s))
+            if self._last_lookup_s[task] >= oldest_kept_s:
                 break
             del self._last_lookup_s[task]
+        mean = self._prompt_sum_tokens / len(self._prompts) if self._prompts else 0.0
+        return WorkingSetEstimate(len(self._last_lookup_s), mean, self._bytes_per_token)
