@@ -36,7 +36,8 @@ def main() -> None:
     _time_first_lookups(scheduler, seconds)
     _time_stores(lmcache, offload, seconds)
     print(
-        f"{'client':<12}{'prompt tokens':>14}{'lookup':>12}{'decision':>12}{'ratio':>9}   {'store':>10}{'checks':>11}{'ratio':>9}"
+        f"{'client':<12}{'prompt tokens':>14}{'lookup':>12}{'decision':>12}{'ratio':>9}"
+        f"   {'store':>10}{'checks':>11}{'ratio':>9}"
     )
     for prompt_tokens in arguments.prompt_tokens:
         for labelled in (True, False):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -43,11 +42,12 @@ def serve(context: typer.Context) -> None:
     `--kv-transfer-config` replaces the connector's default configuration; `null` serves without a connector.
     """
     from efficient_lmcache.connector import serve as vllm_serve
+    from efficient_lmcache.connector.options import OptionError
 
     _require("vllm", "cpu")
     try:
         vllm_serve.main(context.args)
-    except vllm_serve.OptionError as error:
+    except OptionError as error:
         _fail(error)
 
 
@@ -96,4 +96,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

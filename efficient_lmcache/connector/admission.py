@@ -40,7 +40,7 @@ class RequestAdmission:
         self,
         policy: AdmissionPolicy,
         tasks: TaskInference,
-        latest_report: Callable[[float], TierReport | None],
+        latest_report: Callable[[], TierReport | None],
         clock: Callable[[], float],
         stats: ConnectorStats,
         decision_log: DecisionLog | None = None,
@@ -91,7 +91,7 @@ class RequestAdmission:
         task = view.task or self._tasks.assign(view.prefix_keys, view.token_ids, view.salt)
         now_s = self._clock()
         facts = RequestFacts(task, view.prompt_tokens, host_match_tokens)
-        return self._policy.decide(facts, self._latest_report(now_s), now_s)
+        return self._policy.decide(facts, self._latest_report(), now_s)
 
 
 class DecisionLog:

@@ -17,6 +17,7 @@ from efficient_lmcache.connector.options import ConnectorOptions, parse_options
 from efficient_lmcache.core.admission import ADMISSIONS, AdmissionParameters
 from efficient_lmcache.core.tasks import TaskInference
 from efficient_lmcache.telemetry.local import LocalSource
+from efficient_lmcache.telemetry.poller import ReportPoller
 from efficient_lmcache.telemetry.reader import ReportReader
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
         self._stats = ConnectorStats()
         self._engine_id = vllm_adapter.engine_id(vllm_config)
         self._offload: WorkerOffload | None = None
-        self._reader: ReportReader | None = None
+        self._reports: ReportPoller | None = None
         self._admission: RequestAdmission | None = None
         if role == KVConnectorRole.SCHEDULER:
             # vLLM also loads this module where it only wants our metrics; LMCache is not imported for that.
@@ -77,14 +78,13 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
             )
         )
         if options.telemetry == "local":
-            self._reader = ReportReader(
-                LocalSource(self._engine_id), self._engine_id, read_interval_s=options.report_read_interval_s
-            )
-        reader = self._reader
+            reader = ReportReader(LocalSource(self._engine_id), self._engine_id)
+            self._reports = ReportPoller(reader, options.report_read_interval_s)
+        reports = self._reports
         self._admission = RequestAdmission(
             policy,
             TaskInference(vllm_adapter.hash_block_tokens(vllm_config)),
-            latest_report=reader.latest if reader is not None else lambda now_s: None,
+            latest_report=(lambda: reports.report) if reports is not None else lambda: None,
             clock=time.monotonic,
             stats=self._stats,
             decision_log=DecisionLog(options.decision_log, policy, time.monotonic) if options.decision_log else None,
@@ -129,10 +129,10 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
         return None if stats.is_empty() else stats.take()
 
     def shutdown(self) -> None:
-        for part in (self._offload, self._reader, self._admission):
+        for part in (self._offload, self._reports, self._admission):
             if part is not None:
                 part.close()
-        super().shutdown()  # type: ignore[no-untyped-call]
+        super().shutdown()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lmcache.v1.metadata import LMCacheMetadata
 
 
-class CPUTransfer(GPUConnectorInterface):  # type: ignore[misc]
+class CPUTransfer(GPUConnectorInterface):
     """LMCache's device copies where the device is vLLM's CPU backend. Not layerwise, no MLA."""
 
     def __init__(self, metadata: LMCacheMetadata) -> None:

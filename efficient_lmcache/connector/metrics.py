@@ -45,7 +45,7 @@ class ConnectorStats(KVConnectorStats):
     """Counter increments and latest gauge values; `data` is what travels."""
 
     def __init__(self, data: dict[str, Any] | None = None) -> None:
-        super().__init__(data or {"counters": {}, "gauges": {}})
+        self.data: dict[str, Any] = data or {"counters": {}, "gauges": {}}
         self._decisions: list[Decision] = []
 
     def count(self, name: str, amount: int = 1) -> None:

@@ -38,7 +38,7 @@ class ConnectorOptions(BaseModel):
         256, ge=1, description="First lookups whose prompts enter the mean prompt length."
     )
     report_interval_s: float = Field(1.0, gt=0.0, description="Seconds between two tier reports of worker rank 0.")
-    report_read_interval_s: float = Field(0.5, ge=0.0, description="The scheduler reads reports at most this often.")
+    report_read_interval_s: float = Field(0.5, gt=0.0, description="The scheduler reads reports at most this often.")
     report_max_age_s: float = Field(5.0, gt=0.0, description="A report is fresh for so many seconds after its receipt.")
     telemetry: Literal["local", "off"] = Field(
         "local", description="Transport of tier reports. `off`: decide by the working-set estimate alone."

@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> None:
     _supply_vllm_version()
     from vllm.entrypoints.cli import main as vllm_cli
 
-    vllm_cli.main()  # type: ignore[no-untyped-call]
+    vllm_cli.main()
 
 
 def with_connector(argv: Sequence[str]) -> list[str]:

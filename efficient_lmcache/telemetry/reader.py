@@ -14,7 +14,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ReportReader:
-    """Polls `source` when asked, at most every `read_interval_s`. For one thread: the scheduler's.
+    """Reads `source` when asked. For one thread: `poller.ReportPoller`'s, in an engine.
 
     Owns `source` and closes it. Never raises for what the source does or holds. A report is returned until a newer one
     replaces it; whether it is still fresh follows from `report.age_s(now_s)`, and is the caller's rule.
@@ -23,13 +23,9 @@ class ReportReader:
         bad_reports: payloads that were no valid report.
     """
 
-    def __init__(self, source: ReportSource, engine_id: str, *, read_interval_s: float = 0.5) -> None:
-        if not read_interval_s >= 0:
-            raise ValueError(f"read_interval_s is {read_interval_s}; it must not be negative")
+    def __init__(self, source: ReportSource, engine_id: str) -> None:
         self._source = source
         self._engine_id = engine_id
-        self._read_interval_s = read_interval_s
-        self._next_read_s = float("-inf")
         self._payload: bytes | None = None
         self._report: TierReport | None = None
         self._source_failures = FailureLog(_logger, "Reading the cache tier's report")
@@ -42,9 +38,7 @@ class ReportReader:
         Args:
             now_s: this process's monotonic clock.
         """
-        if now_s >= self._next_read_s:
-            self._next_read_s = now_s + self._read_interval_s
-            self._read(now_s)
+        self._read(now_s)
         return self._report
 
     def close(self) -> None:
@@ -53,7 +47,7 @@ class ReportReader:
     def _read(self, now_s: float) -> None:
         try:
             payload = self._source.latest()
-        except Exception as error:  # this is vLLM's scheduling loop: not even a transport's bug may end it
+        except Exception as error:  # not even a transport's bug may end telemetry for good
             self._source_failures.failed(error)
             return
         self._source_failures.succeeded()

@@ -36,11 +36,7 @@ class ReportSink(ABC):
 
 
 class ReportSource(ABC):
-    """The reading end, called from vLLM's scheduling loop.
-
-    `latest` must therefore return within tens of microseconds. A transport that has to wait for a network receives in
-    a thread of its own and hands over what it has.
-    """
+    """The reading end, called from one background thread, which may wait for it."""
 
     @abstractmethod
     def latest(self) -> bytes | None:

@@ -87,21 +87,6 @@ def test_a_sequence_that_goes_backwards_is_ignored(sink: LocalSink, reader: Repo
     assert reader.bad_reports == 0
 
 
-def test_the_source_is_touched_at_most_once_per_interval(
-    sink: LocalSink, source: CountingSource, reader: ReportReader
-) -> None:
-    sink.publish(encode(REPORT))
-    for millisecond in range(10_000):
-        reader.latest(millisecond / 1000)
-    assert source.reads == 20
-
-
-def test_a_missing_report_is_not_asked_for_more_often(source: CountingSource, reader: ReportReader) -> None:
-    for millisecond in range(1000):
-        assert reader.latest(millisecond / 1000) is None
-    assert source.reads == 2
-
-
 def test_a_report_of_another_engine_is_ignored(sink: LocalSink, reader: ReportReader) -> None:
     sink.publish(encode(replace(REPORT, engine_id="stranger", sequence=99)))
     assert reader.latest(1.0) is None
@@ -151,12 +136,3 @@ def test_after_the_publisher_is_gone_the_last_report_only_grows_old(sink: LocalS
     report = reader.latest(100.0)
     assert report is not None
     assert report.age_s(100.0) == 99.0
-
-
-def test_an_interval_of_zero_reads_every_time_and_a_negative_one_is_refused(source: CountingSource) -> None:
-    reader = ReportReader(source, "engine", read_interval_s=0.0)
-    for _ in range(3):
-        reader.latest(1.0)
-    assert source.reads == 3
-    with pytest.raises(ValueError, match="read_interval_s is -1"):
-        ReportReader(source, "engine", read_interval_s=-1)

@@ -1,0 +1,28 @@
+# Every target sets up what it needs in .venv and reuses it afterwards; docs/install.md says what and how.
+python := .venv/bin/python
+ready := .venv/ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint clean
+
+help: ## what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+
+setup: $(ready) ## create .venv with vLLM and LMCache for the CPU and this package
+
+$(ready): pyproject.toml requirements/cpu.txt scripts/setup.sh
+	@bash scripts/setup.sh
+
+demo: $(ready) ## replay coding agents under four policies and compare them (no GPU needed)
+	@$(python) -m efficient_lmcache.cli demo $(ARGS)
+
+lint: $(ready) ## check style and types
+	@$(python) -m ruff check .
+	@$(python) -m ruff format --check .
+	@$(python) -m mypy
+
+test: lint ## lint, then all tests; one of them: make test ARGS=tests/unit/test_trace.py
+	@$(python) -m pytest $(ARGS)
+
+clean: ## remove .venv and all caches; runs/ stays
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

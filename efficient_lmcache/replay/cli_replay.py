@@ -1,0 +1,96 @@
+"""`efficient-lmcache replay …`: replay a trace against a fresh server, compare runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+from rich.console import Console
+
+from efficient_lmcache.replay.compare import CompareError, compare, render
+from efficient_lmcache.replay.driver import ReplayOptionError
+from efficient_lmcache.replay.options import RunOptions
+from efficient_lmcache.replay.run import run_replay
+from efficient_lmcache.replay.rundir import RunDirectoryError
+from efficient_lmcache.replay.trace import TraceError
+
+app = typer.Typer(no_args_is_help=True, help="Replay recorded agents token for token, and compare policies.")
+
+USER_ERROR_STATUS = 2
+RUN_FAILED_STATUS = 1
+INTERRUPTED_STATUS = 130
+
+
+@app.command("run")
+def run_command(
+    trace: Annotated[Path, typer.Option(help="Trace made by `trace import` or `trace synthesize`.")],
+    model: Annotated[Path, typer.Option(help="Model directory.")],
+    admission: Annotated[str, typer.Option(help="recompute | none | fixed | conditioned")],
+    active_pool: Annotated[int, typer.Option(help="Agents that run at the same time (A).")],
+    out: Annotated[Path, typer.Option(help="New directory for the run's records.")],
+    host_gib: Annotated[float, typer.Option(help="Host tier per rank, in GiB; `recompute` needs none.")] = 0.0,
+    time_scale: Annotated[float, typer.Option(help="Multiplies the recorded intervals between calls.")] = 1.0,
+    gpu_kv_tokens: Annotated[
+        Optional[int],  # noqa: UP045 - typer evaluates it, and Python 3.10's typer needs the older form
+        typer.Option(help="Tokens that the GPU's KV cache holds; vLLM decides if absent."),
+    ] = None,
+    chunk_tokens: Annotated[int, typer.Option(help="Tokens per LMCache chunk, a multiple of 128.")] = 256,
+    connector: Annotated[str, typer.Option(help="efficient | lmcache (LMCache's own, unmodified)")] = "efficient",
+    max_num_seqs: Annotated[int, typer.Option(help="Requests that vLLM runs at the same time.")] = 16,
+    max_num_batched_tokens: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(help="Tokens that vLLM computes per step; vLLM decides if absent."),
+    ] = None,
+    label_tasks: Annotated[
+        bool, typer.Option(help="Name each call's task to the connector; without, it infers the tasks.")
+    ] = True,
+    call_timeout_s: Annotated[float, typer.Option(help="A call without a response for so long fails.")] = 3600.0,
+) -> None:
+    """Start a fresh server with a cold cache, replay a trace, and write a run directory."""
+    console = Console(stderr=True)
+    try:
+        options = RunOptions(
+            trace=trace,
+            model=model,
+            admission=admission,
+            host_gib=host_gib,
+            active_pool=active_pool,
+            out=out,
+            time_scale=time_scale,
+            gpu_kv_tokens=gpu_kv_tokens,
+            chunk_tokens=chunk_tokens,
+            connector=connector,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            label_tasks=label_tasks,
+            call_timeout_s=call_timeout_s,
+        )
+        record = run_replay(options, console)
+    except (ReplayOptionError, RunDirectoryError, TraceError) as error:
+        raise _fail(str(error), USER_ERROR_STATUS) from None
+    typer.echo(render(compare([out]), "table"))
+    if record.status == "interrupted":
+        raise _fail(f"{record.error}; partial run in {out}", INTERRUPTED_STATUS)
+    if record.status != "complete":
+        raise _fail(f"{record.error}; partial run in {out}", RUN_FAILED_STATUS)
+    if record.outputs_exact != record.calls:
+        missing = record.calls - record.outputs_exact
+        raise _fail(f"{missing} of {record.calls} outputs are not exact; see {out / 'calls.jsonl'}", RUN_FAILED_STATUS)
+
+
+@app.command("compare")
+def compare_command(
+    runs: Annotated[list[Path], typer.Argument(help="Directories made by `replay run`.")],
+    format_: Annotated[str, typer.Option("--format", help="table | markdown | json")] = "table",
+) -> None:
+    """Print runs of one trace side by side."""
+    try:
+        typer.echo(render(compare(runs), format_))
+    except (CompareError, RunDirectoryError) as error:
+        raise _fail(str(error), USER_ERROR_STATUS) from None
+
+
+def _fail(message: str, status: int) -> typer.Exit:
+    typer.echo(f"error: {message}", err=True)
+    return typer.Exit(status)

@@ -1,0 +1,205 @@
+"""`efficient-lmcache trace …`: import, synthesize, inspect and trim traces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from efficient_lmcache.replay.describe import describe
+from efficient_lmcache.replay.importers import IMPORTERS
+from efficient_lmcache.replay.synthesize import Workload
+from efficient_lmcache.replay.synthesize import synthesize as write_synthetic
+from efficient_lmcache.replay.trace import TraceError, TraceReader
+from efficient_lmcache.replay.trim import trim as write_trimmed
+
+app = typer.Typer(help="Import, synthesize, inspect and trim traces.", no_args_is_help=True)
+
+USER_ERROR = 2
+_DEFAULT = Workload()
+
+TracePath = Annotated[Path, typer.Argument(metavar="T", help="A trace.")]
+Out = Annotated[Path, typer.Option("--out", help="Where to write the trace.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
+
+
+@app.command("import")
+def import_(
+    source: Annotated[
+        Path, typer.Argument(metavar="SRC", help="A *.jsonl[.gz], a *.traj.json or a directory of them.")
+    ],
+    out: Out,
+    tokenizer: Annotated[str, typer.Option(help="tekken, bpe:VOCAB or a directory with a tokenizer.json.")],
+    format_: Annotated[str, typer.Option("--format", help=f"One of: {', '.join(IMPORTERS)}.")] = "mini-swe-agent",
+    tasks: Annotated[int | None, typer.Option(help="How many tasks to sample; all by default.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
+    vocab: Annotated[int | None, typer.Option(help="Fold token ids into so many, for a model with fewer.")] = None,
+    force: Force = False,
+) -> None:
+    """Make a trace of recorded agent trajectories."""
+    with _user_errors():
+        if format_ not in IMPORTERS:
+            raise TraceError(f"--format {format_!r} is unknown; allowed are {', '.join(IMPORTERS)}")
+        _check_output(out, force)
+        with _progress("importing") as progress:
+            IMPORTERS[format_](
+                source, out, tokenizer=tokenizer, tasks=tasks, seed=seed, vocab_size=vocab, progress=progress
+            )
+        _say_written(out)
+
+
+@app.command()
+def synthesize(
+    out: Out,
+    tasks: Annotated[int, typer.Option(help="Tasks.")] = _DEFAULT.tasks,
+    calls_per_task: Annotated[float, typer.Option(help="Mean calls a task.")] = _DEFAULT.calls_per_task,
+    vocab: Annotated[int, typer.Option(help="Token ids are below it.")] = _DEFAULT.vocab_size,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same trace.")] = _DEFAULT.seed,
+    system_tokens: Annotated[int, typer.Option(help="Prefix that all tasks share.")] = _DEFAULT.system_tokens,
+    issue_tokens: Annotated[float, typer.Option(help="Mean length of a task's text.")] = _DEFAULT.issue_tokens,
+    output_tokens: Annotated[float, typer.Option(help="Mean length of an output.")] = _DEFAULT.output_tokens,
+    observation_tokens: Annotated[
+        float, typer.Option(help="Mean length of a tool's answer.")
+    ] = _DEFAULT.observation_tokens,
+    max_output: Annotated[int | None, typer.Option(help="No output is longer.")] = _DEFAULT.max_output_tokens,
+    max_prompt: Annotated[int, typer.Option(help="Tasks end before longer prompts.")] = _DEFAULT.max_prompt_tokens,
+    median_gap: Annotated[float, typer.Option(help="Median seconds between calls.")] = _DEFAULT.median_gap_s,
+    force: Force = False,
+) -> None:
+    """Make a trace of synthetic agents; the defaults have the shape of the paper's workload."""
+    with _user_errors():
+        workload = Workload(
+            tasks=tasks,
+            calls_per_task=calls_per_task,
+            vocab_size=vocab,
+            seed=seed,
+            system_tokens=system_tokens,
+            issue_tokens=issue_tokens,
+            output_tokens=output_tokens,
+            observation_tokens=observation_tokens,
+            max_output_tokens=max_output,
+            max_prompt_tokens=max_prompt,
+            median_gap_s=median_gap,
+        )
+        _check_output(out, force)
+        with _progress("synthesizing") as progress:
+            write_synthetic(out, workload, progress)
+        _say_written(out)
+
+
+@app.command()
+def info(
+    trace: TracePath,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check every byte and record as well.")] = False,
+) -> None:
+    """Show what a trace contains and how much of its prompts repeats."""
+    with _user_errors(), TraceReader(trace) as reader:
+        if verify:
+            with _progress("verifying") as progress:
+                reader.verify(progress)
+        with _progress("reading") as progress:
+            facts = describe(reader, progress)
+        if as_json:
+            typer.echo(json.dumps(facts, indent=2))
+        else:
+            _show(facts)
+
+
+@app.command()
+def trim(
+    trace: TracePath,
+    out: Out,
+    tasks: Annotated[int | None, typer.Option(help="Keep the first so many tasks.")] = None,
+    calls: Annotated[int | None, typer.Option(help="Keep the first so many calls of each task.")] = None,
+    max_prompt: Annotated[int | None, typer.Option(help="End a task before its first longer prompt.")] = None,
+    max_output: Annotated[int | None, typer.Option(help="Cut outputs to so many tokens; prompts stay.")] = None,
+    force: Force = False,
+) -> None:
+    """Make a smaller trace of a trace; its manifest records how."""
+    with _user_errors():
+        _check_output(out, force)
+        with _progress("trimming") as progress:
+            write_trimmed(
+                trace,
+                out,
+                tasks=tasks,
+                calls=calls,
+                max_prompt=max_prompt,
+                max_output=max_output,
+                progress=progress,
+            )
+        _say_written(out)
+
+
+@contextmanager
+def _user_errors() -> Iterator[None]:
+    """What a user can do wrong ends as one line on stderr and exit code 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(USER_ERROR) from None
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar of tasks on stderr while the block runs; none where stderr is not a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("tasks"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _check_output(out: Path, force: bool) -> None:
+    if out.exists() and not force:
+        raise TraceError(f"{out}: exists already; name another file or pass --force")
+
+
+def _say_written(out: Path) -> None:
+    with TraceReader(out) as reader:
+        totals = reader.totals
+        typer.echo(f"{out}: {totals.tasks} tasks, {totals.calls} calls, {totals.prompt_tokens:,} prompt tokens")
+
+
+def _show(facts: dict[str, Any]) -> None:
+    console = Console()
+    manifest, shared = facts["manifest"], facts["shared_prefix"]
+    summary = Table(show_header=False, box=None)
+    rows = {
+        "source": manifest["source"],
+        "tokenizer": f"{manifest['tokenizer']}, {manifest['vocab_size']:,} ids",
+        "sha256": f"{facts['sha256'][:16]}…",
+        "file": f"{facts['file_bytes']:,} bytes",
+        "tasks, calls": f"{facts['tasks']:,}, {facts['calls']:,}",
+        "prompt tokens": f"{facts['prompt_tokens']:,}",
+        "output tokens": f"{facts['output_tokens']:,}",
+        "in the task's previous prompt": _sum_and_share(shared, "previous_prompt"),
+        "cache-stable (and its output)": _sum_and_share(shared, "cache_stable"),
+        "history": "\n".join(json.dumps(step) for step in manifest["history"]),
+        "assumptions": "\n".join(manifest["assumptions"]),
+    }
+    for name, text in rows.items():
+        summary.add_row(Text(name, style="bold"), Text(text))
+    console.print(summary)
+    table = Table(*("", "mean", "min", "p50", "p90", "p99", "max"))
+    for name, values in facts["distributions"].items():
+        table.add_row(name.replace("_", " "), *(f"{value:,.1f}" for value in values.values()))
+    console.print(table)
+
+
+def _sum_and_share(shared: dict[str, Any], name: str) -> str:
+    return f"{shared[f'{name}_tokens']:,} ({shared[f'{name}_share']:.1%} of prompt tokens)"
+
+
+if __name__ == "__main__":
+    app()

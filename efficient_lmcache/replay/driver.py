@@ -1,0 +1,271 @@
+"""The closed loop: A slots take the trace's tasks in order, and every task's calls follow one another.
+
+A call becomes eligible once the task's previous response has arrived and the recorded interval (times `time_scale`)
+has passed. Prompts are the recorded ones, outputs are forced to the recorded ones (`forced_output`) and compared token
+by token. A call that gets no output fails, and the task's later calls are skipped: they would meet a cache that the
+recorded task never saw. Everything that happened to a call is one `CallRow`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+
+from efficient_lmcache.replay.protocol import FORCED_TOKENS_KEY, TASK_ID_KEY
+from efficient_lmcache.replay.trace import Call, TaskInfo, TraceReader
+
+_HEALTH_TIMEOUT_S = 30.0
+_ERROR_TEXT_LENGTH = 500
+
+
+class ReplayOptionError(ValueError):
+    """An option, or the model it names, that no replay can be made with."""
+
+
+class ServerLost(RuntimeError):
+    """The server no longer answers; the replay cannot go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverOptions:
+    """How to replay.
+
+    Attributes:
+        active_pool: A, slots that work on tasks at the same time.
+        time_scale: multiplies recorded intervals; 0 sends every call at once after its predecessor.
+        label_tasks: tell the server which task a call belongs to; without, the connector infers it.
+        call_timeout_s: a call without a response for so long fails, and the server counts as lost if no call was
+            answered in that time; far above any sound call's time.
+    """
+
+    active_pool: int
+    time_scale: float = 1.0
+    label_tasks: bool = True
+    call_timeout_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for name, valid, allowed in (
+            ("active_pool", self.active_pool >= 1, "at least 1"),
+            ("time_scale", 0 <= self.time_scale < math.inf, "a finite number >= 0"),
+            ("call_timeout_s", self.call_timeout_s > 0, "positive"),
+        ):
+            if not valid:
+                raise ReplayOptionError(f"{name} is {getattr(self, name)}; it must be {allowed}")
+
+
+@dataclass(frozen=True, slots=True)
+class CallRow:
+    """What happened to one call; times are seconds since the replay began.
+
+    Attributes:
+        status: answered | failed (no output) | skipped (its task failed earlier) | cancelled (the replay ended).
+        exact: every recorded output token came back, and no other.
+        first_mismatch: position of the first wrong, missing or surplus token of an answered call.
+        cached_tokens: prompt tokens that the server did not compute, where it reports them.
+        eligible_s, dispatched_s, finished_s: None for what did not happen.
+    """
+
+    task: str
+    call: int
+    prompt_tokens: int
+    output_tokens: int
+    status: str
+    exact: bool = False
+    first_mismatch: int | None = None
+    cached_tokens: int | None = None
+    http_status: int | None = None
+    error: str | None = None
+    eligible_s: float | None = None
+    dispatched_s: float | None = None
+    finished_s: float | None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the rows so far add up to.
+
+    Attributes:
+        answered, exact: calls with an output, and with exactly the recorded one.
+        failed, skipped: calls without an output, and calls not sent because their task had failed.
+        prompt_tokens, output_tokens: of the answered calls.
+        first_dispatch_s, last_finish_s: their difference is the makespan.
+    """
+
+    answered: int = 0
+    exact: int = 0
+    failed: int = 0
+    skipped: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    first_dispatch_s: float = math.inf
+    last_finish_s: float = -math.inf
+
+    def add(self, row: CallRow) -> None:
+        self.exact += row.exact
+        self.failed += row.status == "failed"
+        self.skipped += row.status == "skipped"
+        if row.status != "answered":
+            return
+        self.answered += 1
+        self.prompt_tokens += row.prompt_tokens
+        self.output_tokens += row.output_tokens
+        assert row.dispatched_s is not None
+        assert row.finished_s is not None
+        self.first_dispatch_s = min(self.first_dispatch_s, row.dispatched_s)
+        self.last_finish_s = max(self.last_finish_s, row.finished_s)
+
+    @property
+    def makespan_s(self) -> float | None:
+        """None before the first answer."""
+        return self.last_finish_s - self.first_dispatch_s if self.answered else None
+
+
+class Driver:
+    """Replays one trace against one server. `on_row` gets every call's row as it ends."""
+
+    def __init__(
+        self, trace: TraceReader, base_url: str, options: DriverOptions, on_row: Callable[[CallRow], None]
+    ) -> None:
+        self._trace = trace
+        self._base_url = base_url
+        self._options = options
+        self._on_row = on_row
+        self._start_s = 0.0
+        self._last_answer_s = 0.0
+
+    async def run(self) -> None:
+        """Replay all tasks. Cancelling it records the calls in flight as cancelled.
+
+        Raises:
+            ServerLost: the server stopped answering.
+            TraceError: the trace is damaged.
+        """
+        waiting = iter(range(len(self._trace.tasks)))
+        # One connection per call: a server may close an idle kept-alive one just as the next call is sent on it.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        timeout = aiohttp.ClientTimeout(total=self._options.call_timeout_s)
+        async with aiohttp.ClientSession(self._base_url, connector=connector, timeout=timeout) as session:
+            self._start_s = time.monotonic()
+            slots = [asyncio.create_task(self._slot(waiting, session)) for _ in range(self._options.active_pool)]
+            try:
+                await asyncio.gather(*slots)
+            finally:
+                for slot in slots:
+                    slot.cancel()
+                await asyncio.gather(*slots, return_exceptions=True)
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self._start_s
+
+    async def _slot(self, waiting: Iterator[int], session: aiohttp.ClientSession) -> None:
+        for task_index in waiting:
+            await self._replay_task(task_index, session)
+
+    async def _replay_task(self, task_index: int, session: aiohttp.ClientSession) -> None:
+        task = self._trace.tasks[task_index]
+        ready_s = self._now_s()
+        failed = False
+        for number, call in enumerate(self._trace.calls(task_index)):
+            row = CallRow(task.task_id, number, len(call.prompt_tokens), len(call.output_tokens), "skipped")
+            if failed:
+                self._on_row(row)
+                continue
+            eligible_s = ready_s + call.interval_s * self._options.time_scale
+            await asyncio.sleep(eligible_s - self._now_s())
+            row = await self._send(replace(row, eligible_s=eligible_s), task, call, session)
+            ready_s = self._now_s()
+            self._on_row(row)
+            if row.status == "answered":
+                self._last_answer_s = ready_s
+            else:
+                failed = True
+                await self._require_server(session, row)
+
+    async def _send(self, row: CallRow, task: TaskInfo, call: Call, session: aiohttp.ClientSession) -> CallRow:
+        body = json.dumps(request_body(call, task.task_id if self._options.label_tasks else None))
+        row = replace(row, dispatched_s=self._now_s())
+        http_status = None
+        try:
+            async with session.post(
+                "/v1/completions", data=body, headers={"Content-Type": "application/json"}
+            ) as response:
+                http_status = response.status
+                text = await response.text()
+            outcome = _outcome(http_status, text, call)
+        except asyncio.CancelledError:
+            self._on_row(replace(row, status="cancelled", finished_s=self._now_s()))
+            raise
+        except asyncio.TimeoutError:
+            outcome = {"status": "failed", "error": f"no response within {self._options.call_timeout_s:g} s"}
+        except aiohttp.ClientError as error:
+            outcome = {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+        return replace(row, http_status=http_status, finished_s=self._now_s(), **outcome)
+
+    async def _require_server(self, session: aiohttp.ClientSession, row: CallRow) -> None:
+        """After a failed call: was it the call, or is the server gone?"""
+        where = f"the server stopped answering at task {row.task!r}, call {row.call}: {row.error}"
+        # A server that hangs may still call itself healthy.
+        if self._now_s() - self._last_answer_s > self._options.call_timeout_s:
+            raise ServerLost(f"{where}, nor any other call")
+        try:
+            async with session.get("/health", timeout=aiohttp.ClientTimeout(total=_HEALTH_TIMEOUT_S)) as response:
+                if response.status == 200:
+                    return
+                state = f"/health answers {response.status}"
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            state = f"/health: {type(error).__name__}"
+        raise ServerLost(f"{where} ({state})")
+
+
+def request_body(call: Call, task_id: str | None) -> dict[str, Any]:
+    """The completion request of one recorded call, labelled with its task if `task_id` is given."""
+    recorded = call.output_tokens.tolist()
+    label = {} if task_id is None else {"kv_transfer_params": {TASK_ID_KEY: task_id}}
+    return {
+        "prompt": call.prompt_tokens.tolist(),
+        "max_tokens": len(recorded),
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "vllm_xargs": {FORCED_TOKENS_KEY: recorded},
+        **label,
+    }
+
+
+def _outcome(http_status: int, text: str, call: Call) -> dict[str, Any]:
+    """The fields of a row that a response decides."""
+    if http_status != 200:
+        return {"status": "failed", "error": text[:_ERROR_TEXT_LENGTH]}
+    try:
+        response = json.loads(text)
+        returned = response["choices"][0]["token_ids"]
+        usage = response["usage"]
+        details = usage.get("prompt_tokens_details") or {}
+        served_prompt_tokens = usage["prompt_tokens"]
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        shown = text[:_ERROR_TEXT_LENGTH]
+        return {"status": "failed", "error": f"not a completion with token ids ({type(error).__name__}): {shown}"}
+    if served_prompt_tokens != len(call.prompt_tokens):
+        return {"status": "failed", "error": f"the server counted {served_prompt_tokens} prompt tokens"}
+    mismatch = first_mismatch(call.output_tokens.tolist(), returned or [])
+    return {
+        "status": "answered",
+        "exact": mismatch is None,
+        "first_mismatch": mismatch,
+        "cached_tokens": details.get("cached_tokens"),
+    }
+
+
+def first_mismatch(recorded: list[int], returned: list[int]) -> int | None:
+    """The first position at which two outputs differ, the shorter one's end included; None for equal ones."""
+    if recorded == returned:
+        return None
+    pairs = zip(recorded, returned, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(recorded), len(returned)))

@@ -1,0 +1,162 @@
+"""mini-swe-agent's files: what a trajectory records, read and checked.
+
+Read are a ``.jsonl`` or ``.jsonl.gz`` with one trajectory a line, one ``.traj.json``, or a directory of them, as
+``mini-swe-agent-1`` and ``-1.1`` write them. Version 1.1 differs in that tool-calling models answer with ``tool_calls``
+and get their observations as role ``tool``, that every message has a timestamp, and that a last message of role
+``exit``, which no model ever saw, holds the submission.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from efficient_lmcache.replay.trace import TraceError
+
+FORMATS = ("mini-swe-agent-1", "mini-swe-agent-1.1")
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_UNSENT_ROLE = "exit"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message; `created_s` is its response's time, `timestamp_s` when the agent appended it (s since 1970)."""
+
+    role: str
+    text: str
+    timestamp_s: float | None
+    created_s: float | None
+    completion_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One task. `where` names its file (and line) for errors."""
+
+    task_id: str
+    messages: tuple[Message, ...]
+    where: str
+
+    @property
+    def calls(self) -> int:
+        return sum(message.role == "assistant" for message in self.messages)
+
+
+def read_trajectories(source: Path) -> Iterator[Trajectory]:
+    """Every trajectory, a file's in its order, a directory's by path. TraceError names file, line and field."""
+    if not source.exists():
+        raise TraceError(f"{source}: no such file or directory")
+    if source.is_dir():
+        files = sorted(source.rglob("*.traj.json"))
+        if not files:
+            raise TraceError(f"{source}: holds no *.traj.json")
+        for file in files:
+            yield _read_single(file)
+    elif source.name.endswith(".traj.json"):
+        yield _read_single(source)
+    elif source.name.endswith((".jsonl", ".jsonl.gz")):
+        yield from _read_lines(source)
+    else:
+        raise TraceError(f"{source}: unknown kind of file; allowed are *.jsonl, *.jsonl.gz, *.traj.json or a directory")
+
+
+def _read_single(file: Path) -> Trajectory:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError(f"{file}: cannot be read: {error}") from error
+    return _parse(text, str(file), default_id=file.name.removesuffix(".traj.json"))
+
+
+def _read_lines(file: Path) -> Iterator[Trajectory]:
+    number = 0
+    try:
+        with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else open(file, encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _parse(line, f"{file}: line {number}", default_id=None)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise TraceError(f"{file}: cannot be read after line {number}: {error}") from error
+
+
+def _parse(text: str, where: str, default_id: str | None) -> Trajectory:
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise TraceError(f"{where}: not JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise TraceError(f"{where}: a trajectory is a JSON object, not a {type(record).__name__}")
+    version = record.get("trajectory_format", FORMATS[0])
+    if version not in FORMATS:
+        raise TraceError(f"{where}: trajectory_format is {version!r}; this build reads {', '.join(FORMATS)}")
+    task_id = record.get("instance_id", default_id)
+    if not isinstance(task_id, str) or not task_id:
+        raise TraceError(f"{where}: instance_id must be a text, not {task_id!r}")
+    rows = record.get("messages")
+    if not isinstance(rows, list):
+        raise TraceError(f"{where}: messages must be a list, not {type(rows).__name__}")
+    parsed = (_message(row, f"{where}: messages[{number}]") for number, row in enumerate(rows))
+    return Trajectory(task_id, tuple(message for message in parsed if message.role != _UNSENT_ROLE), where)
+
+
+def _message(row: Any, where: str) -> Message:
+    if not isinstance(row, dict):
+        raise TraceError(f"{where} must be an object, not {type(row).__name__}")
+    if row.get("object") == "response":
+        raise TraceError(f"{where} is an OpenAI Responses-API object; only chat-completions recordings are supported")
+    role = row.get("role")
+    if role not in (*_ROLES, _UNSENT_ROLE):
+        raise TraceError(f"{where}.role is {role!r}; allowed are {', '.join(_ROLES)} and {_UNSENT_ROLE}")
+    extra = _optional(row, "extra", dict, where) or {}
+    response = _optional(extra, "response", dict, f"{where}.extra") or {}
+    usage = _optional(response, "usage", dict, f"{where}.extra.response") or {}
+    stamped = extra if "timestamp" in extra else row
+    return Message(
+        role=role,
+        text=_text(row, where),
+        timestamp_s=_optional(stamped, "timestamp", (int, float), where),
+        created_s=_optional(response, "created", (int, float), f"{where}.extra.response"),
+        completion_tokens=_optional(usage, "completion_tokens", int, f"{where}.extra.response.usage"),
+    )
+
+
+def _text(row: dict[str, Any], where: str) -> str:
+    """Content, then tool calls: all that the model sees of a message, or all that it said."""
+    content = row.get("content")
+    tool_calls = _optional(row, "tool_calls", list, where) or []
+    if isinstance(content, list):
+        content = "".join(_part(part, f"{where}.content[{number}]") for number, part in enumerate(content))
+    if content is None and tool_calls:
+        content = ""
+    if not isinstance(content, str):
+        raise TraceError(f"{where}.content must be text or a list of text parts, not {type(content).__name__}")
+    for number, call in enumerate(tool_calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise TraceError(f"{where}.tool_calls[{number}].function must be an object with a name")
+        shown = json.dumps({"name": function["name"], "arguments": function.get("arguments")}, ensure_ascii=False)
+        content += f"\n<tool_call>\n{shown}\n</tool_call>"
+    return content
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    raise TraceError(f"{where} is of type {kind!r}; only text parts are supported")
+
+
+def _optional(row: dict[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
+    """The value of `key`, None where absent or null; TraceError where it is of another type or a negative number."""
+    value = row.get(key)
+    names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
+    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+        raise TraceError(f"{where}.{key} must be {names}, not {type(value).__name__}")
+    if isinstance(value, (int, float)) and not 0 <= value < float("inf"):
+        raise TraceError(f"{where}.{key} is {value}; it must be a finite number >= 0")
+    return value

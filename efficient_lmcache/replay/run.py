@@ -1,0 +1,211 @@
+"""One replay, from a trace to a run directory: a fresh server, the closed loop, the record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from efficient_lmcache.core.workingset import gamma_g
+from efficient_lmcache.replay.driver import CallRow, Driver, ServerLost, Tally
+from efficient_lmcache.replay.metrics import (
+    COMPUTED_PREFILL,
+    KV_CACHE_INFO,
+    PREEMPTIONS,
+    TIER_METRICS,
+    MetricsError,
+    Snapshot,
+    increase,
+    scrape,
+)
+from efficient_lmcache.replay.options import BLOCK_TOKENS, RunOptions
+from efficient_lmcache.replay.preflight import initial_record, longest_call_tokens, read_model
+from efficient_lmcache.replay.progress import ReplayProgress
+from efficient_lmcache.replay.rundir import DecisionCounts, RunDirectory, RunRecord
+from efficient_lmcache.replay.server import Server, ServerError, ServerOptions, environment, free_port, serve_command
+from efficient_lmcache.replay.trace import TraceError, TraceReader
+
+
+def run_replay(
+    options: RunOptions, console: Console, command_of: Callable[[ServerOptions, int], list[str]] = serve_command
+) -> RunRecord:
+    """Replay a trace against a fresh server and fill `options.out`.
+
+    `command_of` gives the server's command line for its options and port. A run that ends early is returned too: its
+    record says `interrupted` or `failed`, and why.
+
+    Raises:
+        ReplayOptionError, RunDirectoryError, TraceError: nothing was started, and nothing created.
+    """
+    vocab_size, bytes_per_token = read_model(options.model)
+    with TraceReader(options.trace) as trace:
+        directory = RunDirectory.create(options.out)
+        record = initial_record(options, trace, bytes_per_token)
+        run = _Run(options, trace, directory, record, console, command_of)
+        directory.write_record(record)
+        with _terminate_interrupts():
+            try:
+                outcome = run.attempt(vocab_size, bytes_per_token)
+            except Exception as error:
+                run.finish("failed", f"{type(error).__name__}: {error}")
+                raise
+            run.finish(*outcome)
+    return run.record
+
+
+@dataclass
+class _Run:
+    """The state that survives however a run ends."""
+
+    options: RunOptions
+    trace: TraceReader
+    directory: RunDirectory
+    record: RunRecord
+    console: Console
+    command_of: Callable[[ServerOptions, int], list[str]]
+    tally: Tally = field(default_factory=Tally)
+
+    def attempt(self, vocab_size: int, bytes_per_token: int) -> tuple[str, str | None]:
+        """Run it; returns the status and, unless complete, why it ended."""
+        try:
+            longest_tokens = longest_call_tokens(self.trace, vocab_size)
+            with tempfile.TemporaryDirectory(prefix="efficient-lmcache-metrics-") as metrics_dir:
+                options = self._server_options(longest_tokens, vocab_size, bytes_per_token, Path(metrics_dir))
+                return self._serve_and_drive(options)
+        except KeyboardInterrupt:
+            return "interrupted", "interrupted before the replay ended"
+        except (ServerLost, ServerError, MetricsError, TraceError) as error:
+            return "failed", str(error)
+
+    def finish(self, status: str, error: str | None) -> None:
+        tally, decisions = self.tally, DecisionCounts.of(self.directory.decision_rows())
+        if status == "complete" and self.record.connector == "efficient" and decisions.total < tally.answered:
+            # The connector rather serves without admission than not at all; such a run says nothing of the admission.
+            status = "failed"
+            error = (
+                f"{tally.answered} calls were answered but {decisions.total} have an admission decision; "
+                f"{self.directory.server_log} says why"
+            )
+        self._update(
+            status=status,
+            error=error,
+            answered=tally.answered,
+            outputs_exact=tally.exact,
+            errors=tally.failed,
+            skipped=tally.skipped,
+            prompt_tokens=tally.prompt_tokens,
+            output_tokens=tally.output_tokens,
+            makespan_s=tally.makespan_s,
+            decisions=decisions,
+        )
+        self.directory.write_record(self.record)
+
+    def _update(self, **changed: Any) -> None:
+        self.record = replace(self.record, **changed)
+
+    def _server_options(
+        self, longest_tokens: int, vocab_size: int, bytes_per_token: int, metrics_dir: Path
+    ) -> ServerOptions:
+        options = self.options
+        return ServerOptions(
+            model=options.model,
+            vocab_size=vocab_size,
+            connector=options.connector if options.has_tier else "none",
+            admission=options.admission,
+            host_gib=options.host_gib,
+            chunk_tokens=options.chunk_tokens,
+            max_model_len_tokens=-(-longest_tokens // BLOCK_TOKENS) * BLOCK_TOKENS,
+            bytes_per_token=bytes_per_token,
+            decision_log=self.directory.decisions.resolve(),
+            metrics_dir=metrics_dir,
+            gpu_kv_tokens=options.gpu_kv_tokens,
+            block_tokens=BLOCK_TOKENS,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+        )
+
+    def _serve_and_drive(self, options: ServerOptions) -> tuple[str, str | None]:
+        port = free_port()
+        command = self.command_of(options, port)
+        self._update(server_command=command)
+        with Server(command, environment(options, os.environ), port, self.directory.server_log) as server:
+            self.console.print(f"starting the server; its log is {server.log}", highlight=False, soft_wrap=True)
+            with self.console.status("starting"):
+                server.wait_until_ready(self.options.start_timeout_s)
+            before = scrape(server.base_url, self.directory.metrics("before"))
+            self._know_gpu_kv_tokens(before)
+            try:
+                completed = asyncio.run(self._drive(server.base_url))
+            except ServerLost as error:
+                raise ServerLost(f"{error}; {server.log_tail()}") from error
+            time.sleep(TIER_METRICS[options.connector].lag_s)
+            after = scrape(server.base_url, self.directory.metrics("after"))
+            self._read_metrics(before, after, options.connector)
+        return ("complete", None) if completed else ("interrupted", "interrupted before the replay ended")
+
+    async def _drive(self, base_url: str) -> bool:
+        """False if a signal ended the replay."""
+        loop, main_task = asyncio.get_running_loop(), asyncio.current_task()
+        assert main_task is not None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, main_task.cancel)
+        with (
+            open(self.directory.calls, "w") as calls,
+            ReplayProgress(self.tally, self.record.calls, self.console) as progress,
+        ):
+
+            def on_row(row: CallRow) -> None:
+                calls.write(json.dumps(asdict(row)) + "\n")
+                calls.flush()
+                self.tally.add(row)
+                progress.update()
+
+            try:
+                await Driver(self.trace, base_url, self.options.driver, on_row).run()
+                return True
+            except asyncio.CancelledError:
+                return False
+            finally:
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    loop.remove_signal_handler(number)
+                    signal.signal(number, signal.default_int_handler)
+
+    def _know_gpu_kv_tokens(self, before: Snapshot) -> None:
+        tokens = int(before.label(KV_CACHE_INFO, "num_gpu_blocks")) * int(before.label(KV_CACHE_INFO, "block_size"))
+        working_set = self.record.working_set
+        gamma = gamma_g(working_set.pool, working_set.mean_prompt_tokens, tokens)
+        self._update(gpu_kv_tokens=tokens, working_set=replace(working_set, gamma_g=gamma))
+
+    def _read_metrics(self, before: Snapshot, after: Snapshot, connector: str) -> None:
+        def tier_increase(name: str | None) -> int:
+            return 0 if name is None else increase(before, after, name)
+
+        names = TIER_METRICS[connector]
+        self._update(
+            computed_prefill_tokens=increase(before, after, COMPUTED_PREFILL),
+            preemptions=increase(before, after, PREEMPTIONS),
+            stored_tokens_per_rank=tier_increase(names.stored_tokens),
+            restored_tokens_per_rank=tier_increase(names.restored_tokens),
+            evicted_chunks_per_rank=tier_increase(names.evicted_chunks),
+            dedup_chunks_per_rank=tier_increase(names.deduplicated_chunks),
+        )
+
+
+@contextmanager
+def _terminate_interrupts() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: recorded, and with the server stopped."""
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

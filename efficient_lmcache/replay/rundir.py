@@ -1,0 +1,181 @@
+"""The run directory: what one replay leaves behind.
+
+run.json            the run's record (`RunRecord`), valid from the start on, whatever happens
+calls.jsonl         one row per call (`driver.CallRow`), in the order in which calls ended
+decisions.jsonl     one row per admission decision (`core.admission.Decision`), of our connector
+server.log          the server's output
+metrics-before.txt  /metrics before the first call and
+metrics-after.txt   after the last one
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCHEMA = "efficient-lmcache-run/1"
+
+
+class RunDirectoryError(ValueError):
+    """A run directory cannot be created or read; the message names it and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionCounts:
+    """Totals over decisions.jsonl.
+
+    Attributes:
+        declined_chunks: new full chunks of the declined requests.
+        estimate_above, full_and_evicting: decisions in which that factor of Eq. 10 held.
+        stale_reports: decisions without a fresh tier report.
+    """
+
+    total: int = 0
+    pressure: int = 0
+    declined: int = 0
+    declined_chunks: int = 0
+    estimate_above: int = 0
+    full_and_evicting: int = 0
+    stale_reports: int = 0
+
+    @classmethod
+    def of(cls, rows: Iterable[dict[str, Any]]) -> DecisionCounts:
+        counts = dict.fromkeys(cls.__dataclass_fields__, 0)
+        for row in rows:
+            counts["total"] += 1
+            counts["pressure"] += row["pressure"]
+            counts["declined"] += not row["save"]
+            counts["declined_chunks"] += 0 if row["save"] else row["new_full_chunks"]
+            counts["estimate_above"] += row["estimate_above"]
+            counts["full_and_evicting"] += bool(row["full_and_evicting"])
+            counts["stale_reports"] += not row["report_fresh"]
+        return cls(**counts)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingSet:
+    """Eq. 5 for the whole trace: A is the replay's pool, N the trace's mean prompt.
+
+    Attributes:
+        bytes: (A - 1) N beta per rank.
+        gamma_h: those bytes over the host tier's; None without a tier.
+        gamma_g: A N over the GPU's KV tokens; None before the server has said how many those are.
+    """
+
+    pool: int
+    mean_prompt_tokens: float
+    bytes: float
+    gamma_h: float | None
+    gamma_g: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """run.json. Counts that need the server's last metrics are None where the run ended without them.
+
+    Attributes:
+        status: running | complete | interrupted | failed.
+        error: why the run is not complete.
+        calls: calls of the trace; a complete run without errors has that many exact outputs.
+        answered, errors, skipped: calls with an output, calls without, and calls whose task had failed.
+        prompt_tokens, output_tokens: of the answered calls.
+        computed_prefill_tokens: prompt tokens that vLLM computed, per request's first prefill.
+        makespan_s: from the first dispatch to the last response.
+        options, command, server_command, trace: what was run.
+    """
+
+    status: str
+    admission: str
+    connector: str
+    host_gib_per_rank: float
+    active_pool: int
+    calls: int
+    working_set: WorkingSet
+    options: dict[str, Any]
+    command: list[str]
+    trace: dict[str, Any]
+    versions: dict[str, str]
+    started_at: str
+    server_command: list[str] = field(default_factory=list)
+    error: str | None = None
+    answered: int = 0
+    outputs_exact: int = 0
+    errors: int = 0
+    skipped: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    makespan_s: float | None = None
+    computed_prefill_tokens: int | None = None
+    restored_tokens_per_rank: int | None = None
+    stored_tokens_per_rank: int | None = None
+    dedup_chunks_per_rank: int | None = None
+    evicted_chunks_per_rank: int | None = None
+    preemptions: int | None = None
+    gpu_kv_tokens: int | None = None
+    decisions: DecisionCounts = field(default_factory=DecisionCounts)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **asdict(self)}
+
+
+class RunDirectory:
+    """Paths and writers of one run; `create` refuses a directory that holds anything."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.record = path / "run.json"
+        self.calls = path / "calls.jsonl"
+        self.decisions = path / "decisions.jsonl"
+        self.server_log = path / "server.log"
+
+    @classmethod
+    def create(cls, path: Path) -> RunDirectory:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunDirectoryError(f"{path}: exists and is not an empty directory; name a new one")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunDirectoryError(f"{path}: cannot be created: {error.strerror}") from error
+        return cls(path)
+
+    def metrics(self, moment: str) -> Path:
+        """`moment` is before or after."""
+        return self.path / f"metrics-{moment}.txt"
+
+    def write_record(self, record: RunRecord) -> None:
+        """Replace run.json in one step: a reader sees the old record or the new one."""
+        partial = self.record.with_suffix(".partial")
+        partial.write_text(json.dumps(record.to_json(), indent=2, allow_nan=False) + "\n")
+        os.replace(partial, self.record)
+
+    def decision_rows(self) -> Iterable[dict[str, Any]]:
+        """The decisions logged so far; a last line cut short by a killed server is left out."""
+        if not self.decisions.exists():
+            return
+        with open(self.decisions) as lines:
+            for line in lines:
+                if line.endswith("\n"):
+                    yield json.loads(line)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The parsed run.json of a run directory.
+
+    Raises:
+        RunDirectoryError: it is absent, not JSON, or of another schema.
+    """
+    file = path / "run.json"
+    try:
+        record: dict[str, Any] = json.loads(file.read_text())
+    except OSError as error:
+        raise RunDirectoryError(f"{file}: {error.strerror}; expected a directory made by `replay run`") from error
+    except ValueError as error:
+        raise RunDirectoryError(f"{file}: not JSON ({error})") from error
+    schema = record.get("schema") if isinstance(record, dict) else None
+    if schema != SCHEMA:
+        raise RunDirectoryError(f"{file}: its schema is {schema!r}; only {SCHEMA!r} can be read")
+    return record

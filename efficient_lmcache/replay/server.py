@@ -1,0 +1,214 @@
+"""A fresh vLLM server with a cold cache, for one run: its command line, its environment, its process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from efficient_lmcache.replay.protocol import FORCED_OUTPUT_PROCESSOR, VOCAB_SIZE_ENV
+
+_POLL_S = 0.25
+_STOP_GRACE_S = 20.0
+_LOG_TAIL_LINES = 6
+_EXCEPTION_MESSAGE = re.compile(r"(Error|Exception): ")
+_GIB = 1 << 30
+
+
+class ServerError(RuntimeError):
+    """The server did not start, or is configured so that it cannot; the message says what to change or read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """What one run's server is started with.
+
+    Attributes:
+        connector: none | efficient | lmcache; `lmcache` is LMCache's own connector, unmodified.
+        admission: none | fixed | conditioned, of the `efficient` connector.
+        host_gib: host tier in GiB per rank.
+        chunk_tokens: b.
+        block_tokens: tokens per block of vLLM's KV cache.
+        max_model_len_tokens: the longest prompt + output, rounded up to whole blocks.
+        gpu_kv_tokens: K_G; None leaves it to vLLM.
+        bytes_per_token: beta per rank.
+        max_num_seqs, max_num_batched_tokens: vLLM's own limits per step; None leaves it to vLLM.
+        decision_log: file for the connector's decisions.
+        metrics_dir: an empty directory in which the server's processes share their counters.
+    """
+
+    model: Path
+    vocab_size: int
+    connector: str
+    admission: str
+    host_gib: float
+    chunk_tokens: int
+    max_model_len_tokens: int
+    bytes_per_token: int
+    decision_log: Path
+    metrics_dir: Path
+    block_tokens: int
+    gpu_kv_tokens: int | None = None
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        # vLLM keeps one block for itself.
+        needed_tokens = self.max_model_len_tokens + self.block_tokens
+        if self.gpu_kv_tokens is not None and self.gpu_kv_tokens < needed_tokens:
+            raise ServerError(
+                f"gpu_kv_tokens is {self.gpu_kv_tokens}; the trace's longest call needs at least {needed_tokens}"
+            )
+
+
+def serve_command(options: ServerOptions, port: int) -> list[str]:
+    """The command line that serves on 127.0.0.1:`port`."""
+    args = [sys.executable, "-m", "efficient_lmcache.cli", "serve", str(options.model)]
+    args += ["--host", "127.0.0.1", "--port", str(port)]
+    args += ["--kv-transfer-config", json.dumps(_kv_transfer_config(options))]
+    args += ["--skip-tokenizer-init", "--generation-config", "vllm", "--disable-uvicorn-access-log"]
+    args += ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
+    args += ["--logits-processors", FORCED_OUTPUT_PROCESSOR]
+    args += ["--max-model-len", str(options.max_model_len_tokens), "--max-num-seqs", str(options.max_num_seqs)]
+    args += ["--block-size", str(options.block_tokens)]
+    if options.max_num_batched_tokens is not None:
+        args += ["--max-num-batched-tokens", str(options.max_num_batched_tokens)]
+    if options.gpu_kv_tokens is not None:
+        args += ["--num-gpu-blocks-override", str(options.gpu_kv_tokens // options.block_tokens)]
+    return args
+
+
+def _kv_transfer_config(options: ServerOptions) -> dict[str, object] | None:
+    """None serves without a connector."""
+    if options.connector == "none":
+        return None
+    if options.connector == "lmcache":
+        return {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
+    return {
+        "kv_connector": "EfficientLMCacheConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "efficient.admission": options.admission,
+            "efficient.decision_log": str(options.decision_log),
+        },
+    }
+
+
+def environment(options: ServerOptions, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The server's environment: everything that would make two runs differ is set, the rest is inherited."""
+    variables = {
+        **{name: value for name, value in inherited.items() if not name.startswith("LMCACHE_")},
+        VOCAB_SIZE_ENV: str(options.vocab_size),
+        "PROMETHEUS_MULTIPROC_DIR": str(options.metrics_dir),
+        "PYTHONHASHSEED": "0",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        # The second model runner, the default on GPUs, refuses logits processors of the first one's interface.
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        # Left to vLLM, the number of threads depends on whether there is a connector. GPUs ignore it.
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(cpu) for cpu in sorted(os.sched_getaffinity(0))),
+        "LMCACHE_TRACK_USAGE": "false",
+        "LMCACHE_DISABLE_BANNER": "1",
+    }
+    if options.gpu_kv_tokens is not None:
+        kv_gib = options.gpu_kv_tokens * options.bytes_per_token / _GIB
+        variables["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(kv_gib))
+    if options.connector != "none":
+        variables["LMCACHE_CHUNK_SIZE"] = str(options.chunk_tokens)
+        variables["LMCACHE_LOCAL_CPU"] = "True"
+        variables["LMCACHE_MAX_LOCAL_CPU_SIZE"] = str(options.host_gib)
+    return variables
+
+
+class Server:
+    """The server's process group; a `with` block ends with all of it gone, however the block ends."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], port: int, log: Path) -> None:
+        self.log = log
+        self.base_url = f"http://127.0.0.1:{port}"
+        self._command = command
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Server:
+        with open(self.log, "wb") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                start_new_session=True,  # a terminal's Ctrl-C is ours alone; stopping reaches all children by the group
+            )
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        assert self._process is not None
+        try:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_GRACE_S)
+        finally:
+            # Also after a second Ctrl-C, and for children that outlive the server.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    @property
+    def process_id(self) -> int:
+        """Of the server itself; its children share its process group."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while the server runs."""
+        assert self._process is not None
+        return self._process.poll()
+
+    def wait_until_ready(self, timeout_s: float) -> None:
+        """Return once /health answers.
+
+        Raises:
+            ServerError: the server died, or is not ready after `timeout_s`.
+        """
+        start_s = time.monotonic()
+        while not self._healthy():
+            if self.exit_status is not None:
+                raise ServerError(f"the server exited with status {self.exit_status} while starting; {self.log_tail()}")
+            if time.monotonic() - start_s > timeout_s:
+                raise ServerError(f"the server is not ready after {timeout_s:g} s; {self.log_tail()}")
+            time.sleep(_POLL_S)
+
+    def log_tail(self) -> str:
+        """The log's path and its last messages of exceptions, or its last lines if it has none."""
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        messages = [line for line in lines if _EXCEPTION_MESSAGE.search(line)]
+        return "\n  ".join([f"its log, {self.log}, says", *(messages or lines)[-_LOG_TAIL_LINES:]])
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.base_url}/health", timeout=5.0) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,104 @@
+"""Tokenizers that need no download: one that ships with vLLM, one trained on the spot, or a directory of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from efficient_lmcache.replay.extras import require
+from efficient_lmcache.replay.trace import Tokens, TraceError
+
+ALLOWED = "allowed are 'tekken', 'bpe:VOCAB' or a directory with a tokenizer.json"
+TURN_MARKERS = ("<|im_start|>", "<|im_end|>")
+_TEKKEN_FILE = "tekken_240911.json"
+_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """Text to token ids, without any template of its own.
+
+    Attributes:
+        name: as the manifest records it; never an absolute path.
+        vocab_size: every id is below it.
+        encode_batch: one uint32 array a text, in order; an empty text gives an empty array.
+    """
+
+    name: str
+    vocab_size: int
+    encode_batch: Callable[[list[str]], list[Tokens]]
+
+
+def load_tokenizer(spec: str, texts: Callable[[], Iterable[str]]) -> Tokenizer:
+    """The tokenizer that `spec` names; `texts` is only called, for text to learn from, by ``bpe:VOCAB``.
+
+    Raises TraceError for a spec that names none, saying what is allowed, and ValueError for a package that is missing,
+    saying which extra brings it.
+    """
+    if spec == "tekken":
+        return _load_tekken()
+    if spec.startswith("bpe:"):
+        return _train_bpe(spec, texts)
+    directory = Path(spec)
+    if (directory / "tokenizer.json").is_file():
+        return _load_directory(directory)
+    raise TraceError(f"tokenizer {spec!r}: no such tokenizer; {ALLOWED}")
+
+
+def _load_tekken() -> Tokenizer:
+    """Mistral's 131,072-id vocabulary, which ships inside a dependency of vLLM."""
+    package = require("mistral_common", "tokenizer 'tekken'")
+    tekken = require("mistral_common.tokens.tokenizers.tekken", "tokenizer 'tekken'")
+    path = Path(str(package.__file__)).parent / "data" / _TEKKEN_FILE
+    if not path.is_file():
+        raise TraceError(f"tokenizer 'tekken': this version of mistral_common does not ship {_TEKKEN_FILE}")
+    model = tekken.Tekkenizer.from_file(path)
+
+    def encode_batch(texts: list[str]) -> list[Tokens]:
+        return [np.asarray(model.encode(text, bos=False, eos=False), np.uint32) for text in texts]
+
+    return Tokenizer("tekken", model.n_words, encode_batch)
+
+
+def _train_bpe(spec: str, texts: Callable[[], Iterable[str]]) -> Tokenizer:
+    """A byte-level BPE of at most VOCAB ids; the same texts in the same order give the same tokenizer."""
+    smallest = _BYTES + len(TURN_MARKERS)
+    size_text = spec.removeprefix("bpe:")
+    if not size_text.isascii() or not size_text.isdigit() or int(size_text) < smallest:
+        raise TraceError(f"tokenizer {spec!r}: VOCAB must be an integer of at least {smallest}; {ALLOWED}")
+    library = require("tokenizers", f"tokenizer {spec!r}")
+    model = library.Tokenizer(library.models.BPE())
+    model.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=int(size_text),
+        special_tokens=list(TURN_MARKERS),
+        initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    model.train_from_iterator(texts(), trainer)
+    return Tokenizer(spec, int(size_text), _encoder(model))
+
+
+def _load_directory(directory: Path) -> Tokenizer:
+    library = require("tokenizers", f"tokenizer {str(directory)!r}")
+    try:
+        model = library.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    except Exception as error:  # the library raises bare Exceptions for a file it cannot read
+        raise TraceError(f"tokenizer {directory}: tokenizer.json cannot be read: {error}") from error
+    vocab_size = max(model.get_vocab(with_added_tokens=True).values()) + 1
+    return Tokenizer(directory.resolve().name, vocab_size, _encoder(model))
+
+
+def _encoder(model: Any) -> Callable[[list[str]], list[Tokens]]:
+    model.no_truncation()
+    model.no_padding()
+
+    def encode_batch(texts: list[str]) -> list[Tokens]:
+        encodings = model.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.asarray(encoding.ids, np.uint32) for encoding in encodings]
+
+    return encode_batch

@@ -1,0 +1,43 @@
+"""Keeps the newest tier report at hand, so that nobody who decides on one has to wait for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from efficient_lmcache.core.tier import TierReport
+from efficient_lmcache.telemetry.reader import ReportReader
+
+_CLOSE_TIMEOUT_S = 5.0
+
+
+class ReportPoller:
+    """Asks a reader every `interval_s` from a thread of its own, until `close()`. Owns the reader and closes it.
+
+    vLLM's scheduling loop takes `report` as it is: a file system or a network that hangs makes reports old, and an old
+    report is not trusted, but it never delays a request.
+
+    Attributes:
+        report: the newest report, stamped with `time.monotonic()` at its receipt; None before the first one.
+    """
+
+    def __init__(self, reader: ReportReader, interval_s: float = 0.5) -> None:
+        if not interval_s > 0:
+            raise ValueError(f"interval_s is {interval_s}; it must be positive")
+        self.report: TierReport | None = None
+        self._reader = reader
+        self._interval_s = interval_s
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="efficient-lmcache-reports", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops. Safe to call twice."""
+        self._stopping.set()
+        self._thread.join(_CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self.report = self._reader.latest(time.monotonic())
+            self._stopping.wait(self._interval_s)
+        self._reader.close()

@@ -1,0 +1,71 @@
+"""Writes docs/configuration.md and docs/metrics.md from the option model and the metric definitions.
+
+python scripts/write_reference.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from efficient_lmcache.connector.metrics import DECISION_COUNTERS, GAUGES, WORKER_COUNTERS
+from efficient_lmcache.connector.options import PREFIX, ConnectorOptions, allowed_values
+from efficient_lmcache.core.admission import Outcome
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+_CONFIGURATION = """# Configuration
+
+<!-- Written by scripts/write_reference.py; edit efficient_lmcache/connector/options.py. -->
+
+Options of the connector go into `kv_connector_extra_config`. They are checked before the engine starts: an unknown
+key or a value out of range stops it with one message that names key, value and what is allowed.
+
+```bash
+vllm serve MODEL --kv-transfer-config '{
+  "kv_connector": "EfficientLMCacheConnector", "kv_role": "kv_both",
+  "kv_connector_extra_config": {"efficient.admission": "conditioned", "efficient.write_threshold_chunks": 8}}'
+```
+
+Everything else is configured where it always was: LMCache through its YAML file, its `LMCACHE_*` variables or
+`lmcache.*` keys beside these, vLLM through its own options. The footprint, the chunk size and the tier's capacity are
+read from them.
+
+| option | default | allowed | meaning |
+|---|---|---|---|
+"""
+
+_METRICS = """# Metrics
+
+<!-- Written by scripts/write_reference.py; edit efficient_lmcache/connector/metrics.py. -->
+
+They appear in vLLM's own `/metrics`, with vLLM's labels (`model_name`, `engine`). What workers count is per rank: the
+sum over ranks divided by their number. Every counter is there from the start, at zero.
+
+| metric | kind | meaning |
+|---|---|---|
+"""
+
+
+def configuration() -> str:
+    """docs/configuration.md."""
+    rows = [
+        f"| `{PREFIX}{name}` | `{'null' if field.default is None else field.default}` | {allowed_values(name)} "
+        f"| {field.description} |"
+        for name, field in ConnectorOptions.model_fields.items()
+    ]
+    return _CONFIGURATION + "\n".join(rows) + "\n"
+
+
+def metrics() -> str:
+    """docs/metrics.md."""
+    outcomes = ", ".join(f"`{outcome.value}`" for outcome in Outcome)
+    rows = [f"| `efficient_lmcache:decisions_total` | counter | Admission decisions by `outcome`: {outcomes}. |"]
+    for name, text in {**DECISION_COUNTERS, **WORKER_COUNTERS}.items():
+        rows.append(f"| `efficient_lmcache:{name}_total` | counter | {text} |")
+    rows += [f"| `efficient_lmcache:{name}` | gauge | {text} |" for name, text in GAUGES.items()]
+    return _METRICS + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    (DOCS / "configuration.md").write_text(configuration())
+    (DOCS / "metrics.md").write_text(metrics())

@@ -1,0 +1,114 @@
+"""Comparing runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from efficient_lmcache.replay.cli_replay import app
+from efficient_lmcache.replay.compare import CompareError, compare, render
+from efficient_lmcache.replay.rundir import SCHEMA, RunDirectoryError
+
+
+def make_run(parent: Path, name: str, admission: str, host_gib: float, **changed: Any) -> Path:
+    record = {
+        "schema": SCHEMA,
+        "status": "complete",
+        "error": None,
+        "admission": admission,
+        "connector": "none" if admission == "recompute" else "efficient",
+        "host_gib_per_rank": host_gib,
+        "active_pool": 4,
+        "calls": 10,
+        "outputs_exact": 10,
+        "errors": 0,
+        "skipped": 0,
+        "computed_prefill_tokens": 1_000_000,
+        "stored_tokens_per_rank": 0,
+        "restored_tokens_per_rank": 0,
+        "preemptions": 0,
+        "makespan_s": 20.0,
+        "working_set": {"gamma_h": 1 / host_gib if host_gib else None},
+        "decisions": {"declined": 0, "total": 0},
+        "trace": {"sha256": "a" * 64, "name": "some"},
+        **changed,
+    }
+    path = parent / name
+    path.mkdir()
+    (path / "run.json").write_text(json.dumps(record))
+    return path
+
+
+def test_ratios_are_to_the_offload_run_of_the_same_capacity(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path, "large", "conditioned", 2.0, computed_prefill_tokens=500_000),
+        make_run(tmp_path, "small", "conditioned", 1.0, computed_prefill_tokens=600_000, makespan_s=30.0),
+        make_run(tmp_path, "offload", "none", 1.0, computed_prefill_tokens=800_000),
+        make_run(tmp_path, "recompute", "recompute", 0.0),
+    ]
+    rows = compare(runs)
+    assert [Path(row["run"]).name for row in rows] == ["recompute", "offload", "small", "large"]
+    ratios = [row["computed_prefill_tokens_to_offload"] for row in rows]
+    assert ratios == [None, 1.0, pytest.approx(0.75), None]
+    assert rows[2]["makespan_s_to_offload"] == pytest.approx(1.5)
+
+
+def test_our_offload_run_is_the_base_if_lmcaches_own_is_there_too(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path, "a", "none", 1.0, connector="lmcache", computed_prefill_tokens=400),
+        make_run(tmp_path, "b", "none", 1.0, computed_prefill_tokens=200),
+    ]
+    rows = {row["connector"]: row for row in compare(runs)}
+    assert rows["lmcache"]["computed_prefill_tokens_to_offload"] == 2.0
+
+
+def test_runs_of_different_traces_are_refused(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path, "a", "none", 1.0),
+        make_run(tmp_path, "b", "none", 1.0, trace={"sha256": "b" * 64, "name": "other"}),
+    ]
+    with pytest.raises(CompareError, match=r"replayed other .* replayed some .*only runs of one trace compare"):
+        compare(runs)
+
+
+def test_a_partial_run_is_shown_as_such(tmp_path: Path) -> None:
+    unknown = {"computed_prefill_tokens": None, "makespan_s": None, "outputs_exact": 3}
+    run = make_run(tmp_path, "a", "none", 1.0, status="interrupted", **unknown)
+    for format_ in ("table", "markdown"):
+        text = render(compare([run]), format_)
+        assert "[interrupted]" in text
+        assert "3/10" in text
+
+
+def test_every_format_shows_every_run(tmp_path: Path) -> None:
+    rows = compare([make_run(tmp_path, f"run-{i}", "fixed", 1.0 + i) for i in range(3)])
+    assert json.loads(render(rows, "json")) == rows
+    assert len(render(rows, "table").splitlines()) == 2 + 3
+    markdown = render(rows, "markdown").splitlines()
+    assert len({line.count("|") for line in markdown}) == 1
+
+
+def test_an_unknown_format_or_a_record_without_a_key_is_an_error(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "a", "none", 1.0)
+    with pytest.raises(CompareError, match="format is 'xml'; allowed: table, markdown, json"):
+        render(compare([run]), "xml")
+    record = json.loads((run / "run.json").read_text())
+    del record["makespan_s"]
+    (run / "run.json").write_text(json.dumps(record))
+    with pytest.raises(RunDirectoryError, match=r"run.json: lacks the key 'makespan_s'"):
+        compare([run])
+
+
+def test_the_command_line_prints_a_table_and_reports_errors_in_one_line(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "a", "none", 1.0)
+    shown = CliRunner().invoke(app, ["compare", str(run), "--format", "json"])
+    assert shown.exit_code == 0
+    assert json.loads(shown.output)[0]["admission"] == "none"
+    absent = CliRunner().invoke(app, ["compare", str(tmp_path / "absent")])
+    assert absent.exit_code == 2
+    assert absent.output.startswith("error: ")
+    assert len(absent.output.splitlines()) == 1

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from efficient_lmcache.core.tier import TierReport
+from efficient_lmcache.telemetry.local import LocalSink, LocalSource
+from efficient_lmcache.telemetry.poller import ReportPoller
+from efficient_lmcache.telemetry.reader import ReportReader
+from efficient_lmcache.telemetry.report import encode
+
+REPORT = TierReport("engine", 0, 256, 262_144, 90, 100, 3, 40)
+
+
+class CountingSource(LocalSource):
+    reads = 0
+    closed = False
+
+    def latest(self) -> bytes | None:
+        self.reads += 1
+        return super().latest()
+
+    def close(self) -> None:
+        self.closed = True
+        super().close()
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def test_the_newest_report_is_at_hand_with_the_receivers_clock(tmp_path: Path) -> None:
+    poller = ReportPoller(ReportReader(LocalSource("engine", tmp_path / "channels"), "engine"), interval_s=0.01)
+    try:
+        assert poller.report is None
+        sink, before_s = LocalSink("engine", tmp_path / "channels"), time.monotonic()
+        sink.publish(encode(REPORT))
+        wait_until(lambda: poller.report)
+        assert poller.report is not None
+        assert before_s <= poller.report.received_s <= time.monotonic()
+        sink.close()
+    finally:
+        poller.close()
+
+
+def test_the_source_is_read_at_most_once_per_interval_and_closed_at_the_end(tmp_path: Path) -> None:
+    source = CountingSource("engine", tmp_path)
+    start_s = time.monotonic()
+    poller = ReportPoller(ReportReader(source, "engine"), interval_s=0.05)
+    wait_until(lambda: source.reads >= 3)
+    poller.close()
+    assert source.reads <= 1 + (time.monotonic() - start_s) / 0.05
+    assert source.closed
+
+
+def test_closing_does_not_wait_for_the_interval_and_may_be_repeated(tmp_path: Path) -> None:
+    poller = ReportPoller(ReportReader(LocalSource("engine", tmp_path), "engine"), interval_s=3600)
+    poller.close()
+    poller.close()
+    assert not poller._thread.is_alive()
+
+
+def test_an_interval_that_is_not_positive_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="interval_s is 0"):
+        ReportPoller(ReportReader(LocalSource("engine", tmp_path), "engine"), interval_s=0)
