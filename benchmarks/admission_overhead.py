@@ -93,7 +93,7 @@ def _time_first_lookups(connector: Any, seconds: dict[str, list[float]]) -> None
         latest_s = time.perf_counter() - start_s
         return result
 
-    def timed_decision(request: Any, host_match_tokens: int) -> None:
+    def timed_decision(request: Any, host_match_tokens: Any) -> None:
         if request.request_id in connector._admission._decided:
             return decide(request, host_match_tokens)
         start_s = time.perf_counter()

@@ -38,8 +38,8 @@ _METRICS = """# Metrics
 
 <!-- Written by scripts/write_reference.py; edit efficient_lmcache/connector/metrics.py. -->
 
-They appear in vLLM's own `/metrics`, with vLLM's labels (`model_name`, `engine`). What workers count is per rank: the
-sum over ranks divided by their number. Every counter is there from the start, at zero.
+They appear in vLLM's own `/metrics`, with vLLM's labels (`model_name`, `engine`). What workers count is per rank,
+as the first rank sees it: ranks hold shards of the same tokens. Every counter is there from the start, at zero.
 
 | metric | kind | meaning |
 |---|---|---|

@@ -51,23 +51,26 @@ class RequestAdmission:
         self._clock = clock
         self._stats = stats
         self._decision_log = decision_log
-        self._decided: set[str] = set()
+        # Whether the request's new KV is saved.
+        self._decided: dict[str, bool] = {}
         self._failures = FailureLog(_logger, "Deciding on a write admission")
 
     def __len__(self) -> int:
         """Requests whose decision is remembered."""
         return len(self._decided)
 
-    def on_lookup(self, request: Request, host_match_tokens: int) -> None:
+    def on_lookup(self, request: Request, host_match_tokens: Callable[[str], int]) -> None:
         """Decide if this is the request's first resolved lookup; a declined request stores nothing from now on.
 
-        Never raises: a request that cannot be decided on is served by plain LMCache.
+        Never raises: a request that cannot be decided on is served by plain LMCache, and so is a pooling request, which
+        has no sampling parameters to carry a decision.
         """
-        if request.request_id in self._decided:
+        if request.request_id in self._decided or request.sampling_params is None:
             return
-        self._decided.add(request.request_id)
+        self._decided[request.request_id] = True
         try:
-            decision = self._decide(request, host_match_tokens)
+            decision = self._decide(request, host_match_tokens(request.request_id))
+            self._decided[request.request_id] = decision.save
             if not decision.save:
                 vllm_adapter.set_kv_transfer_param(request, SKIP_SAVE_KEY, True)
             self._stats.add_decision(decision)
@@ -78,9 +81,18 @@ class RequestAdmission:
         else:
             self._failures.succeeded()
 
+    def on_scheduled(self, request: Request) -> None:
+        """Keep a declined request declined: the next input of a streaming session brings parameters of its own."""
+        if self._decided.get(request.request_id, True):
+            return
+        try:
+            vllm_adapter.set_kv_transfer_param(request, SKIP_SAVE_KEY, True)
+        except Exception as error:
+            self._failures.failed(error)
+
     def forget(self, request_id: str) -> None:
         """The request finished or was aborted."""
-        self._decided.discard(request_id)
+        self._decided.pop(request_id, None)
 
     def close(self) -> None:
         if self._decision_log is not None:
@@ -88,7 +100,9 @@ class RequestAdmission:
 
     def _decide(self, request: Request, host_match_tokens: int) -> Decision:
         view = vllm_adapter.view(request)
-        task = view.task or self._tasks.assign(view.prefix_keys, view.token_ids, view.salt)
+        task = view.task
+        if task is None:
+            task = self._tasks.assign(view.prefix_keys, view.token_ids, view.salt)
         now_s = self._clock()
         facts = RequestFacts(task, view.prompt_tokens, host_match_tokens)
         return self._policy.decide(facts, self._latest_report(), now_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -13,8 +14,8 @@ from efficient_lmcache.connector import plugin, vllm_adapter
 from efficient_lmcache.connector.admission import DecisionLog, RequestAdmission
 from efficient_lmcache.connector.metrics import ConnectorPromMetrics, ConnectorStats
 from efficient_lmcache.connector.offload import WorkerOffload
-from efficient_lmcache.connector.options import ConnectorOptions, parse_options
-from efficient_lmcache.core.admission import ADMISSIONS, AdmissionParameters
+from efficient_lmcache.connector.options import ConnectorOptions, OptionError, parse_options
+from efficient_lmcache.core.admission import ADMISSIONS, AdmissionParameters, AdmissionPolicy
 from efficient_lmcache.core.tasks import TaskInference
 from efficient_lmcache.telemetry.local import LocalSource
 from efficient_lmcache.telemetry.poller import ReportPoller
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
@@ -52,6 +54,7 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
         self._offload: WorkerOffload | None = None
         self._reports: ReportPoller | None = None
         self._admission: RequestAdmission | None = None
+        self._failed: set[str] = set()
         if role == KVConnectorRole.SCHEDULER:
             # vLLM also loads this module where it only wants our metrics; LMCache is not imported for that.
             from efficient_lmcache.connector.lmcache_adapter import SchedulerSide
@@ -61,8 +64,9 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
 
     def _start_admission(self, vllm_config: VllmConfig) -> None:
         options, lmcache = self._options, self._lmcache
-        if not lmcache.host_tier_bytes and options.admission != "none":
-            _logger.warning("LMCache has no CPU tier (local_cpu is off): efficient.admission is none in this engine")
+        obstacle = _obstacle_to_admission(vllm_config, lmcache)
+        if obstacle and options.admission != "none":
+            _logger.warning("efficient.admission is none in this engine: %s", obstacle)
             options = options.model_copy(update={"admission": "none"})
         bytes_per_token = vllm_adapter.footprint_bytes_per_token_per_rank(vllm_config)
         policy = ADMISSIONS[options.admission](
@@ -87,7 +91,7 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
             latest_report=(lambda: reports.report) if reports is not None else lambda: None,
             clock=time.monotonic,
             stats=self._stats,
-            decision_log=DecisionLog(options.decision_log, policy, time.monotonic) if options.decision_log else None,
+            decision_log=_open_decision_log(options, policy),
         )
         _logger.info("%s", _start_up_line(options, lmcache, bytes_per_token))
 
@@ -96,37 +100,56 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if matched[0] is not None and self._admission is not None:
-            self._admission.on_lookup(request, self._lmcache.host_match_tokens(request.request_id))
+            self._admission.on_lookup(request, self._lmcache.host_match_tokens)
         return matched
 
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if self._admission is not None:
+            self._admission.on_scheduled(request)
+
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        result = super().request_finished(request, block_ids)
         if self._admission is not None:
             self._admission.forget(request.request_id)
-            self._lmcache.forget(request.request_id)
-        return super().request_finished(request, block_ids)
+            self._guarded("Forgetting an ended request", lambda: self._lmcache.forget(request.request_id))
+        return result
 
     # Worker
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         super().register_kv_caches(kv_caches)
+        self._guarded("Setting up deduplication and telemetry", self._start_offload)
+
+    def _start_offload(self) -> None:
         engine = self._lmcache_engine.lmcache_engine
-        # None: LMCache could not start and has said so; vLLM recomputes.
-        if engine is not None:
+        # None: LMCache could not start and has said so, or this rank stores nothing (MLA).
+        if engine is not None and engine.storage_manager is not None:
             from efficient_lmcache.connector.lmcache_adapter import WorkerSide
 
             self._offload = WorkerOffload(WorkerSide(engine), self._engine_id, self._options)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        if self._offload is not None:
-            for request_id in finished_req_ids:
-                self._offload.request_ended(request_id)
+        offload = self._offload
+        if offload is not None:
+            self._guarded("Releasing ended requests", lambda: offload.requests_ended(finished_req_ids))
         return super().get_finished(finished_req_ids)
 
     # Both
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        stats = self._offload.stats if self._offload is not None else self._stats
-        return None if stats.is_empty() else stats.take()
+        if self._offload is not None:
+            return self._offload.take_stats()
+        return None if self._stats.is_empty() else self._stats.take()
+
+    def _guarded(self, what: str, action: Callable[[], None]) -> None:
+        """Nothing of ours may fail an engine that plain LMCache would keep serving."""
+        try:
+            action()
+        except Exception as error:
+            if what not in self._failed:
+                self._failed.add(what)
+                _logger.warning("%s failed: %s: %s. Serving goes on without it", what, type(error).__name__, error)
 
     def shutdown(self) -> None:
         for part in (self._offload, self._reports, self._admission):
@@ -147,6 +170,29 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> ConnectorPromMetrics:
         return ConnectorPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+def _obstacle_to_admission(vllm_config: VllmConfig, lmcache: SchedulerSide) -> str | None:
+    """Why write admission makes no sense in this engine, if so."""
+    if vllm_adapter.hands_over_kv(vllm_config):
+        return "with a kv_role other than kv_both, stores are another engine's input"
+    if lmcache.is_layerwise:
+        return "LMCache's use_layerwise stores and evicts layer by layer"
+    if not lmcache.host_tier_bytes:
+        return "LMCache has no CPU tier (local_cpu is off)"
+    return None
+
+
+def _open_decision_log(options: ConnectorOptions, policy: AdmissionPolicy) -> DecisionLog | None:
+    if options.decision_log is None:
+        return None
+    try:
+        return DecisionLog(options.decision_log, policy, time.monotonic)
+    except OSError as error:
+        raise OptionError(
+            f"kv_connector_extra_config: efficient.decision_log={options.decision_log!r} cannot be written "
+            f"({error.strerror}); allowed: null or a file in an existing, writable directory"
+        ) from None
 
 
 def _start_up_line(options: ConnectorOptions, lmcache: SchedulerSide, bytes_per_token: int) -> str:

@@ -105,10 +105,16 @@ class SchedulerSide:
         # -1: a prompt without a full chunk was never looked up.
         return max(hit_tokens or 0, 0)
 
+    @property
+    def is_layerwise(self) -> bool:
+        """Stores and evictions then go layer by layer, past what `WorkerSide` wraps."""
+        return bool(self._impl.config.use_layerwise)
+
     def forget(self, request_id: str) -> None:
         """Drop what LMCache keeps for a request that ended before it was scheduled."""
         impl = self._impl
-        if impl.lookup_client is not None:
+        # With asynchronous loading LMCache needs the status to cancel the lookup, and drops it then.
+        if impl.lookup_client is not None and not impl.async_loading:
             impl.lookup_client.clear_lookup_status(request_id)
         impl.load_specs.pop(request_id, None)
         impl._requests_priority.pop(request_id, None)
@@ -124,6 +130,7 @@ class WorkerSide:
         self.chunk_tokens = int(engine.config.chunk_size)
         self.chunk_bytes = int(get_size_bytes(metadata.get_shapes(self.chunk_tokens), metadata.get_dtypes()))
         self.is_first_rank = bool(metadata.is_first_rank())
+        self.is_layerwise = bool(engine.config.use_layerwise)
 
     @property
     def has_host_tier(self) -> bool:
@@ -136,7 +143,9 @@ class WorkerSide:
         """K_H: how many full chunks the allocator's buffer holds, alignment included."""
         allocator = self._backend.memory_allocator
         align = getattr(allocator, "align_bytes", 1)
-        return int(allocator.size) // (-(-self.chunk_bytes // align) * align)
+        # The allocator for peer-to-peer sharing names its size otherwise.
+        size_bytes = allocator.size if hasattr(allocator, "size") else allocator.cpu_size
+        return int(size_bytes) // (-(-self.chunk_bytes // align) * align)
 
     def contains(self, key: Hashable) -> bool:
         """Whether the CPU tier holds the chunk; neither pins it nor counts as a use."""
@@ -155,7 +164,10 @@ class WorkerSide:
         self._backend.batched_remove = counted
 
     def on_transfer(self, stored: Callable[[int], None], restored: Callable[[int], None]) -> None:
-        """Call `stored(tokens)` for every GPU->host copy and `restored(tokens)` for every host->GPU copy."""
+        """Call `stored(tokens)` for every GPU->host copy and `restored(tokens)` for every host->GPU copy.
+
+        Not for layerwise transfers, which are generators with other arguments.
+        """
         transfer = self._engine.gpu_connector
         from_gpu, to_gpu = transfer.batched_from_gpu, transfer.batched_to_gpu
 
@@ -163,11 +175,10 @@ class WorkerSide:
             stored(sum(ends) - sum(starts))
             return from_gpu(memory_objs, starts, ends, **kwargs)
 
-        def counted_to_gpu(memory_objs: Any = None, starts: Any = None, ends: Any = None, **kwargs: Any) -> Any:
-            if starts is not None and ends is not None:
-                computed = kwargs.get("vllm_cached_tokens", 0)
-                spans = zip(starts, ends, strict=True)
-                restored(sum(max(0, end - max(start, computed)) for start, end in spans))
+        def counted_to_gpu(memory_objs: Any, starts: list[int], ends: list[int], **kwargs: Any) -> Any:
+            computed = kwargs.get("vllm_cached_tokens", 0)
+            spans = zip(starts, ends, strict=True)
+            restored(sum(max(0, end - max(start, computed)) for start, end in spans))
             return to_gpu(memory_objs, starts, ends, **kwargs)
 
         transfer.batched_from_gpu, transfer.batched_to_gpu = counted_from_gpu, counted_to_gpu
@@ -176,13 +187,13 @@ class WorkerSide:
         """Before each copy, drop the chunks for which `keep(key)` is false.
 
         LMCache's own store runs on the rest, with the request's whole slot mapping, so every contiguous run of kept
-        chunks is copied from where it lies. Layerwise stores are not filtered.
+        chunks is copied from where it lies. Stores that hand KV to another engine are left alone.
         """
         view = _EngineWithDatabase(self._engine, _FilteredDatabase(self._engine.token_database, keep))
         store = type(self._engine).store
 
         def filtered_store(*args: Any, **kwargs: Any) -> None:
-            store(view, *args, **kwargs)
+            store(view if kwargs.get("transfer_spec") is None else self._engine, *args, **kwargs)
 
         self._engine.store = filtered_store
 

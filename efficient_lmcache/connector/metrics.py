@@ -1,11 +1,12 @@
 """Counters and gauges in vLLM's own /metrics, through its connector hooks.
 
-Scheduler and workers each collect what they saw since they were last asked; vLLM brings it to the API server, where
-`ConnectorPromMetrics` adds it up. What workers count is divided by their number: figures are per rank.
+The scheduler and the first rank's worker collect what they saw since they were last asked; vLLM brings it to the API
+server, where `ConnectorPromMetrics` adds it up. Ranks hold shards of the same tokens, so the first one speaks for each.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter as Tally
 from typing import Any
 
@@ -47,10 +48,13 @@ class ConnectorStats(KVConnectorStats):
     def __init__(self, data: dict[str, Any] | None = None) -> None:
         self.data: dict[str, Any] = data or {"counters": {}, "gauges": {}}
         self._decisions: list[Decision] = []
+        # LMCache evicts and restores on threads of its own.
+        self._lock = threading.Lock()
 
     def count(self, name: str, amount: int = 1) -> None:
-        counters = self.data["counters"]
-        counters[name] = counters.get(name, 0) + amount
+        with self._lock:
+            counters = self.data["counters"]
+            counters[name] = counters.get(name, 0) + amount
 
     def add_decision(self, decision: Decision) -> None:
         """Counted when the statistics are taken, so that a lookup does not wait for it."""
@@ -63,9 +67,10 @@ class ConnectorStats(KVConnectorStats):
         if self._decisions:
             self._show(self._decisions[-1])
             self._decisions.clear()
-        taken = ConnectorStats(self.data)
-        self.reset()
-        return taken
+        with self._lock:
+            data = self.data
+            self.reset()
+        return ConnectorStats(data)
 
     def _count_decision(self, decision: Decision) -> None:
         self.count(f"decisions.{decision.outcome.value}")
@@ -119,7 +124,6 @@ class ConnectorPromMetrics(KVConnectorPromMetrics):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        self._ranks = vllm_config.parallel_config.world_size
         counter, gauge = metric_types[Counter], metric_types[Gauge]
         outcomes = counter(
             _PREFIX + "decisions", "Admission decisions by outcome.", labelnames=[*labelnames, "outcome"]
@@ -139,7 +143,7 @@ class ConnectorPromMetrics(KVConnectorPromMetrics):
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, amount in transfer_stats_data["counters"].items():
-            self._counters[name][engine_idx].inc(amount / self._ranks if name in WORKER_COUNTERS else amount)
+            self._counters[name][engine_idx].inc(amount)
         for name, value in transfer_stats_data["gauges"].items():
             self._gauges[name][engine_idx].set(value)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING
 
 from efficient_lmcache.connector.metrics import ConnectorStats
@@ -37,6 +37,8 @@ class WorkerOffload:
         self._evictions = EvictionWindow(options.activity_window_s)
         self._dedup_failures = FailureLog(_logger, "Deduplicating a store")
         self._publisher: ReportPublisher | None = None
+        if lmcache.is_layerwise:
+            return
         lmcache.on_transfer(
             stored=lambda tokens: self.stats.count("stored_tokens", tokens),
             restored=lambda tokens: self.stats.count("restored_tokens", tokens),
@@ -62,8 +64,16 @@ class WorkerOffload:
             evicted_chunks_total=self._evictions.grand_total,
         )
 
-    def request_ended(self, request_id: str) -> None:
-        self._lmcache.release(request_id)
+    def take_stats(self) -> ConnectorStats | None:
+        """What was counted since the last call, if this rank speaks for all."""
+        if not self._lmcache.is_first_rank or self.stats.is_empty():
+            return None
+        return self.stats.take()
+
+    def requests_ended(self, request_ids: Iterable[str]) -> None:
+        """Unpin what lookups of ended requests pinned, scheduled or not."""
+        for request_id in request_ids:
+            self._lmcache.release(request_id)
 
     def close(self) -> None:
         if self._publisher is not None:

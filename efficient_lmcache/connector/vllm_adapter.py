@@ -7,8 +7,6 @@ import logging
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
 from efficient_lmcache.core.footprint import KVFootprint
 
 if TYPE_CHECKING:
@@ -29,15 +27,16 @@ def adopt_logging() -> None:
 
 def footprint_bytes_per_token_per_rank(vllm_config: VllmConfig) -> int:
     """beta as the engine really lays KV out: this rank's layers and heads, in the KV cache's own type."""
+    from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
+
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     latent = bool(model.use_mla)
-    cache_dtype = str(vllm_config.cache_config.cache_dtype)
     footprint = KVFootprint(
         layers=model.get_num_layers(parallel),
         # What vLLM returns is already per rank, replication included.
         kv_heads=1 if latent else model.get_num_kv_heads(parallel),
         head_dim=model.get_head_size(),
-        element_bytes=1 if cache_dtype.startswith("fp8") else _element_bytes(model.dtype),
+        element_bytes=kv_cache_dtype_str_to_dtype(vllm_config.cache_config.cache_dtype, model).itemsize,
         latent=latent,
     )
     return footprint.bytes_per_token_per_rank()
@@ -58,7 +57,12 @@ def extra_config(vllm_config: VllmConfig) -> dict[str, Any]:
 
 def hash_block_tokens(vllm_config: VllmConfig) -> int:
     """Tokens per block hash of `Request.block_hashes`."""
-    return int(vllm_config.cache_config.block_size)
+    return int(vllm_config.cache_config.block_size * vllm_config.parallel_config.decode_context_parallel_size)
+
+
+def hands_over_kv(vllm_config: VllmConfig) -> bool:
+    """Whether stores are another engine's input (disaggregated prefill) and not ours to decline."""
+    return _transfer_config(vllm_config).kv_role != "kv_both"
 
 
 class RequestView(NamedTuple):
@@ -83,8 +87,11 @@ def view(request: Request) -> RequestView:
     """Read a request; nothing is copied."""
     transfer_params = request.kv_transfer_params
     task = transfer_params.get(TASK_ID_KEY) if transfer_params else None
+    if task is not None:
+        # Two tenants may use the same names.
+        task = f"{task}@{hash(request.cache_salt):x}" if request.cache_salt else str(task)
     return RequestView(
-        None if task is None else str(task),
+        task,
         request.num_prompt_tokens,
         request.prompt_token_ids or (),
         request.block_hashes,
@@ -98,8 +105,7 @@ def set_kv_transfer_param(request: Request, key: str, value: Any) -> None:
     The sampling parameters are copied: offline users hand one object to many requests.
     """
     params = copy.copy(request.sampling_params)
-    if params is None:
-        raise TypeError(f"request {request.request_id} has no sampling parameters to carry {key}")
+    assert params is not None, "pooling requests are not decided on"
     extra_args = dict(params.extra_args or {})
     extra_args["kv_transfer_params"] = {**(extra_args.get("kv_transfer_params") or {}), key: value}
     params.extra_args = extra_args
@@ -110,7 +116,3 @@ def _transfer_config(vllm_config: VllmConfig) -> KVTransferConfig:
     config = vllm_config.kv_transfer_config
     assert config is not None, "vLLM made a connector without a transfer configuration"
     return config
-
-
-def _element_bytes(dtype: torch.dtype | str) -> int:
-    return (getattr(torch, dtype) if isinstance(dtype, str) else dtype).itemsize

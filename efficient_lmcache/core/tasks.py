@@ -1,7 +1,13 @@
 """Which task does a prompt belong to, when its client does not say?
 
 An agent resends its conversation, so a prompt that extends an earlier prompt belongs to that prompt's task. Two tasks
-that merely share a system prompt do not: neither prompt contains the other. What is compared:
+that merely share a system prompt do not: neither prompt contains the other.
+
+A prompt may also start from an earlier one that the task has left behind. If only one such line goes on, an agent has
+rewritten its history, and the task stays one. If an abandoned line is taken up again, several agents started from the
+same prompt (a warmed-up system prompt, several attempts at one problem); each line is then a task of its own.
+
+What is compared:
 
     prefix key      identifies all tokens up to a block boundary (vLLM's chained block hashes)
     anchor          the last boundary at least `MAX_SUFFIX_TOKENS` before an earlier prompt's end; its key is the index
@@ -12,12 +18,31 @@ that merely share a system prompt do not: neither prompt contains the other. Wha
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Sequence
 
 MAX_SUFFIX_TOKENS = 16
 
 _START = "start of prompt"
-_Tokens = tuple[int, ...]
+# Tokens are compared as packed bytes, whose hash is computed once and whose comparison is one memcmp.
+_TOKEN = "I"
+_TOKEN_BYTES = array(_TOKEN).itemsize
+
+
+class _Task:
+    __slots__ = ("latest", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.latest: _Prompt | None = None
+
+
+class _Prompt:
+    __slots__ = ("extended", "task")
+
+    def __init__(self) -> None:
+        self.task: _Task | None = None
+        self.extended = False
 
 
 class TaskInference:
@@ -32,10 +57,10 @@ class TaskInference:
             raise ValueError(f"block_tokens={block_tokens} and max_prompts={max_prompts} must be at least 1")
         self._block_tokens = block_tokens
         self._max_prompts = max_prompts
-        # anchor -> tail length -> tail -> task
-        self._tails: dict[Hashable, dict[int, dict[_Tokens, str]]] = {}
-        self._oldest_first: dict[tuple[Hashable, _Tokens], None] = {}
-        self._latest_end: Sequence[int] = ()
+        # anchor -> tail length in tokens -> packed tail -> prompt
+        self._tails: dict[Hashable, dict[int, dict[bytes, _Prompt]]] = {}
+        self._oldest_first: dict[tuple[Hashable, int, bytes], None] = {}
+        self._latest_end: bytes = b""
         self._tasks = 0
 
     def __len__(self) -> int:
@@ -47,79 +72,98 @@ class TaskInference:
 
         Args:
             prefix_keys: key i identifies the first (i + 1) * block_tokens tokens (and the tenant, where the keys are
-                salted); at least floor(n / block_tokens) of them, more are ignored.
-            prompt_tokens: the prompt's n token ids.
+                salted). Where keys are missing, prompts are compared only up to the last one.
+            prompt_tokens: the prompt's n token ids, each below 2**32. A prompt of at most `MAX_SUFFIX_TOKENS` says too
+                little to recognise anyone by and is not remembered.
             salt: the tenant, for prompts too short to have a salted key.
 
         Returns:
             A task name that no prompt of another conversation has.
         """
-        task = self._extended_task(prefix_keys, prompt_tokens, salt) or self._new_task()
-        self._latest_end = prompt_tokens[-MAX_SUFFIX_TOKENS:]
-        blocks = max(0, len(prompt_tokens) - MAX_SUFFIX_TOKENS) // self._block_tokens
-        anchor = prefix_keys[blocks - 1] if blocks else (_START, salt)
-        self._remember(anchor, tuple(prompt_tokens[blocks * self._block_tokens :]), task)
-        return task
+        block_tokens, length = self._block_tokens, len(prompt_tokens)
+        blocks = min(len(prefix_keys), length // block_tokens)
+        extended = self._extended_prompt(prefix_keys, prompt_tokens, salt, blocks)
+        task = self._task_from(extended)
+        self._latest_end = _pack(prompt_tokens[-MAX_SUFFIX_TOKENS:])
+        if length > MAX_SUFFIX_TOKENS:
+            blocks = min(blocks, (length - MAX_SUFFIX_TOKENS) // block_tokens)
+            start = blocks * block_tokens
+            anchor = prefix_keys[blocks - 1] if blocks else (_START, salt)
+            prompt = self._remember(anchor, length - start, _pack(prompt_tokens[start:]))
+            prompt.task, task.latest = task, prompt
+            if extended is not None and extended is not prompt:
+                extended.extended = True
+        return task.name
 
-    def _extended_task(
-        self, prefix_keys: Sequence[Hashable], prompt_tokens: Sequence[int], salt: Hashable
-    ) -> str | None:
-        """The task of the longest earlier prompt that this one extends, among those at the longest known prefix."""
-        tails_at, block_tokens = self._tails, self._block_tokens
-        for blocks in range(len(prompt_tokens) // block_tokens, -1, -1):
+    def _task_from(self, extended: _Prompt | None) -> _Task:
+        if extended is not None and extended.task is not None:
+            abandoned = extended is not extended.task.latest and not extended.extended
+            if not abandoned:
+                return extended.task
+        self._tasks += 1
+        return _Task(f"inferred-{self._tasks}")
+
+    def _extended_prompt(
+        self, prefix_keys: Sequence[Hashable], prompt_tokens: Sequence[int], salt: Hashable, blocks: int
+    ) -> _Prompt | None:
+        """The longest earlier prompt that this one extends, among those at the longest known prefix."""
+        tails_at = self._tails
+        while blocks >= 0:
             tails = tails_at.get(prefix_keys[blocks - 1] if blocks else (_START, salt))
             if tails is not None:
-                start = blocks * block_tokens
-                following = tuple(prompt_tokens[start : start + block_tokens + MAX_SUFFIX_TOKENS])
-                task = self._matching_task(tails, following, prompt_tokens)
-                if task is not None:
-                    return task
+                prompt = self._matching_prompt(tails, prompt_tokens, blocks * self._block_tokens)
+                if prompt is not None:
+                    return prompt
+            blocks -= 1
         return None
 
-    def _matching_task(
-        self, tails: dict[int, dict[_Tokens, str]], following: _Tokens, prompt_tokens: Sequence[int]
-    ) -> str | None:
-        lengths = sorted(tails, reverse=True)
+    def _matching_prompt(
+        self, tails: dict[int, dict[bytes, _Prompt]], prompt_tokens: Sequence[int], start: int
+    ) -> _Prompt | None:
+        lengths = sorted(tails, reverse=True) if len(tails) > 1 else list(tails)
         for tail_tokens in lengths:
-            task = tails[tail_tokens].get(following[:tail_tokens])
-            if task is not None:
-                return task
-        turn_suffix = _common_suffix(tuple(prompt_tokens[-MAX_SUFFIX_TOKENS:]), tuple(self._latest_end))
+            prompt = tails[tail_tokens].get(_pack(prompt_tokens[start : start + tail_tokens]))
+            if prompt is not None:
+                return prompt
+        turn_suffix = _common_suffix(_pack(prompt_tokens[-MAX_SUFFIX_TOKENS:]), self._latest_end)
+        suffix_tokens = len(turn_suffix) // _TOKEN_BYTES
         for tail_tokens in lengths:
-            if 0 < len(turn_suffix) < tail_tokens:
-                task = tails[tail_tokens].get(following[: tail_tokens - len(turn_suffix)] + turn_suffix)
-                if task is not None:
-                    return task
+            if 0 < suffix_tokens < tail_tokens:
+                kept = _pack(prompt_tokens[start : start + tail_tokens - suffix_tokens])
+                prompt = tails[tail_tokens].get(kept + turn_suffix)
+                if prompt is not None:
+                    return prompt
         return None
 
-    def _remember(self, anchor: Hashable, tail: _Tokens, task: str) -> None:
-        self._tails.setdefault(anchor, {}).setdefault(len(tail), {})[tail] = task
+    def _remember(self, anchor: Hashable, tail_tokens: int, tail: bytes) -> _Prompt:
+        prompt = self._tails.setdefault(anchor, {}).setdefault(tail_tokens, {}).setdefault(tail, _Prompt())
         # A dict keeps insertion order: the first key is the prompt seen longest ago.
-        self._oldest_first.pop((anchor, tail), None)
-        self._oldest_first[anchor, tail] = None
+        place = (anchor, tail_tokens, tail)
+        self._oldest_first.pop(place, None)
+        self._oldest_first[place] = None
         if len(self._oldest_first) > self._max_prompts:
-            oldest = next(iter(self._oldest_first))
-            del self._oldest_first[oldest]
-            self._forget(*oldest)
+            self._forget(next(iter(self._oldest_first)))
+        return prompt
 
-    def _forget(self, anchor: Hashable, tail: _Tokens) -> None:
+    def _forget(self, place: tuple[Hashable, int, bytes]) -> None:
+        anchor, tail_tokens, tail = place
+        del self._oldest_first[place]
         of_anchor = self._tails[anchor]
-        of_length = of_anchor[len(tail)]
+        of_length = of_anchor[tail_tokens]
         del of_length[tail]
         if not of_length:
-            del of_anchor[len(tail)]
+            del of_anchor[tail_tokens]
         if not of_anchor:
             del self._tails[anchor]
 
-    def _new_task(self) -> str:
-        self._tasks += 1
-        return f"inferred-{self._tasks}"
+
+def _pack(tokens: Sequence[int]) -> bytes:
+    return array(_TOKEN, tokens).tobytes()
 
 
-def _common_suffix(left: _Tokens, right: _Tokens) -> _Tokens:
-    count = 0
-    for a, b in zip(reversed(left), reversed(right), strict=False):
-        if a != b:
-            break
-        count += 1
-    return left[len(left) - count :] if count else ()
+def _common_suffix(left: bytes, right: bytes) -> bytes:
+    """The longest common suffix, in whole tokens."""
+    kept = min(len(left), len(right))
+    while kept and left[-kept:] != right[-kept:]:
+        kept -= _TOKEN_BYTES
+    return left[-kept:] if kept else b""

@@ -23,12 +23,13 @@ class WorkingSetEstimate(NamedTuple):
     @property
     def bytes(self) -> float:
         """Eq. 5: (A - 1) N beta, in bytes per rank."""
-        return reuse_working_set_bytes(self.active_pool, self.mean_prompt_tokens, self.bytes_per_token)
+        others = self.active_pool - 1 if self.active_pool else 0
+        return others * self.mean_prompt_tokens * self.bytes_per_token
 
 
 def reuse_working_set_bytes(active_pool: int, mean_prompt_tokens: float, bytes_per_token: int) -> float:
     """Eq. 5: what the other A - 1 agents reference before one agent returns, in bytes per rank."""
-    return max(active_pool - 1, 0) * mean_prompt_tokens * bytes_per_token
+    return WorkingSetEstimate(active_pool, mean_prompt_tokens, bytes_per_token).bytes
 
 
 def gamma_h(working_set_bytes: float, host_capacity_bytes: float) -> float:

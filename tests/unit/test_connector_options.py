@@ -55,3 +55,19 @@ def test_serve_adds_the_connector_only_where_none_is_set():
 def test_serve_refuses_a_bad_transfer_configuration_before_vllm_starts(text):
     with pytest.raises(OptionError):
         with_connector(["model", "--kv-transfer-config", text])
+
+
+def test_serve_keeps_a_transfer_configuration_from_a_config_file(tmp_path):
+    file = tmp_path / "vllm.yaml"
+    file.write_text('kv-transfer-config: \'{"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}\'\n')
+    assert with_connector(["model", "--config", str(file)]) == ["model", "--config", str(file)]
+    file.write_text("kv_transfer_config: {kv_connector_extra_config: {efficient.admission: sometimes}}\n")
+    with pytest.raises(OptionError, match="sometimes"):
+        with_connector(["model", f"--config={file}"])
+    file.write_text("port: 1\n")
+    assert "--kv-transfer-config" in with_connector(["model", "--config", str(file)])
+
+
+def test_serve_completes_dotted_options_with_the_connector():
+    arguments = with_connector(["model", "--kv-transfer-config.kv_role=kv_both"])
+    assert arguments[2:] == ["--kv-transfer-config.kv_connector=EfficientLMCacheConnector"]

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from efficient_lmcache.core.tasks import TaskInference
+from efficient_lmcache.core.tasks import MAX_SUFFIX_TOKENS, TaskInference
 
 BLOCK = 8
 GENERATION_PROMPT = [90, 91, 92]
@@ -70,6 +70,40 @@ def test_a_generation_prompt_that_the_next_turn_drops_does_not_part_a_task():
     assert len(set(tasks)) == 4
 
 
+def test_agents_that_start_from_the_same_prompt_are_told_apart_once_they_go_on():
+    for shared_tokens in (3, 50, 57):
+        pool = Pool(6)
+        shared = pool.draw(shared_tokens)
+        pool.assign(shared)
+        histories = [shared] * 10
+        for _ in range(3):
+            histories = [history + pool.draw(40) for history in histories]
+            tasks = [pool.assign(history) for history in histories]
+        assert len(set(tasks)) == 10
+
+
+def test_an_agent_that_keeps_rewriting_its_history_is_one_task():
+    pool = Pool(7)
+    first = pool.system + pool.draw(30)
+    tasks = {pool.assign(first)}
+    for _ in range(5):
+        tasks.add(pool.assign(first + pool.draw(100)))
+    assert len(tasks) == 1
+
+
+def test_one_token_in_common_merges_nobody():
+    pool = Pool(8)
+    pool.assign([1])
+    assert len({pool.assign([1, *pool.draw(100)]) for _ in range(10)}) == 10
+
+
+def test_missing_prefix_keys_are_no_error():
+    inference = TaskInference(BLOCK)
+    prompt = list(range(100))
+    task = inference.assign([], prompt)
+    assert inference.assign([], [*prompt, 5, 6]) == task
+
+
 def test_tenants_never_share_a_task():
     pool = Pool(5)
     for length in (3, 30, 300):
@@ -101,7 +135,7 @@ def test_an_empty_prompt_has_a_task():
 def test_interleaved_agents_are_told_apart_exactly(seed, agents, system_tokens, turns):
     pool = Pool(seed, system_tokens)
     # Distinct first tokens after the system prompt: agents with the same first prompt are one task by definition.
-    histories = [[*pool.system, 80 + agent, *pool.draw(agent + 1)] for agent in range(agents)]
+    histories = [[*pool.system, 80 + agent, *pool.draw(MAX_SUFFIX_TOKENS + agent)] for agent in range(agents)]
     truth: dict[int, str] = {}
     for agent, growth in turns:
         agent %= agents
