@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from efficient_lmcache.connector import vllm_adapter
-from efficient_lmcache.connector.metrics import ConnectorStats
+from efficient_lmcache.connector.metrics import StatsCollector
 from efficient_lmcache.core.admission import AdmissionPolicy, Decision, RequestFacts
 from efficient_lmcache.core.tasks import TaskInference
 from efficient_lmcache.core.tier import TierReport
@@ -42,7 +42,7 @@ class RequestAdmission:
         tasks: TaskInference,
         latest_report: Callable[[], TierReport | None],
         clock: Callable[[], float],
-        stats: ConnectorStats,
+        stats: StatsCollector,
         decision_log: DecisionLog | None = None,
     ) -> None:
         self._policy = policy

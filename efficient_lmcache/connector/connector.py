@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCac
 
 from efficient_lmcache.connector import plugin, vllm_adapter
 from efficient_lmcache.connector.admission import DecisionLog, RequestAdmission
-from efficient_lmcache.connector.metrics import ConnectorPromMetrics, ConnectorStats
+from efficient_lmcache.connector.metrics import ConnectorPromMetrics, ConnectorStats, StatsCollector
 from efficient_lmcache.connector.offload import WorkerOffload
 from efficient_lmcache.connector.options import ConnectorOptions, OptionError, parse_options
 from efficient_lmcache.core.admission import ADMISSIONS, AdmissionParameters, AdmissionPolicy
@@ -49,7 +49,7 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
         vllm_adapter.adopt_logging()
         self._options = parse_options(vllm_adapter.extra_config(vllm_config))
         super().__init__(vllm_config, role, kv_cache_config)
-        self._stats = ConnectorStats()
+        self._stats = StatsCollector()
         self._engine_id = vllm_adapter.engine_id(vllm_config)
         self._offload: WorkerOffload | None = None
         self._reports: ReportPoller | None = None
@@ -138,9 +138,7 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
     # Both
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        if self._offload is not None:
-            return self._offload.take_stats()
-        return None if self._stats.is_empty() else self._stats.take()
+        return self._offload.take_stats() if self._offload is not None else self._stats.take()
 
     def _guarded(self, what: str, action: Callable[[], None]) -> None:
         """Nothing of ours may fail an engine that plain LMCache would keep serving."""

@@ -43,34 +43,52 @@ GAUGES = {
 
 
 class ConnectorStats(KVConnectorStats):
-    """Counter increments and latest gauge values; `data` is what travels."""
+    """Counter increments and latest gauge values, as they travel from process to process."""
 
     def __init__(self, data: dict[str, Any] | None = None) -> None:
         self.data: dict[str, Any] = data or {"counters": {}, "gauges": {}}
+
+    def reset(self) -> None:
+        self.data = {"counters": {}, "gauges": {}}
+
+    def aggregate(self, other: KVConnectorStats) -> ConnectorStats:
+        counters = Tally(self.data["counters"])
+        counters.update(other.data["counters"])
+        return ConnectorStats({"counters": dict(counters), "gauges": {**self.data["gauges"], **other.data["gauges"]}})
+
+    def reduce(self) -> dict[str, int | float]:
+        return {**self.data["counters"], **self.data["gauges"]}
+
+    def is_empty(self) -> bool:
+        return not (self.data["counters"] or self.data["gauges"])
+
+
+class StatsCollector:
+    """Collects where things happen; for any thread, as LMCache evicts and restores on threads of its own."""
+
+    def __init__(self) -> None:
+        self._counters: dict[str, int] = {}
         self._decisions: list[Decision] = []
-        # LMCache evicts and restores on threads of its own.
         self._lock = threading.Lock()
 
     def count(self, name: str, amount: int = 1) -> None:
         with self._lock:
-            counters = self.data["counters"]
-            counters[name] = counters.get(name, 0) + amount
+            self._counters[name] = self._counters.get(name, 0) + amount
 
     def add_decision(self, decision: Decision) -> None:
         """Counted when the statistics are taken, so that a lookup does not wait for it."""
         self._decisions.append(decision)
 
-    def take(self) -> ConnectorStats:
-        """Hand over what was collected and start afresh."""
-        for decision in self._decisions:
+    def take(self) -> ConnectorStats | None:
+        """Hand over what was collected since the last call; None if nothing was."""
+        decisions, self._decisions = self._decisions, []
+        for decision in decisions:
             self._count_decision(decision)
-        if self._decisions:
-            self._show(self._decisions[-1])
-            self._decisions.clear()
         with self._lock:
-            data = self.data
-            self.reset()
-        return ConnectorStats(data)
+            counters, self._counters = self._counters, {}
+        if not counters:
+            return None
+        return ConnectorStats({"counters": counters, "gauges": _gauges(decisions[-1]) if decisions else {}})
 
     def _count_decision(self, decision: Decision) -> None:
         self.count(f"decisions.{decision.outcome.value}")
@@ -86,31 +104,21 @@ class ConnectorStats(KVConnectorStats):
         if not decision.save:
             self.count("declined_chunks", decision.new_full_chunks)
 
-    def _show(self, decision: Decision) -> None:
-        gauges = self.data["gauges"]
-        gauges["pressure"] = float(decision.pressure)
-        gauges["working_set_bytes"] = decision.estimate.bytes
-        gauges["active_pool_tasks"] = decision.estimate.active_pool
-        gauges["mean_prompt_tokens"] = decision.estimate.mean_prompt_tokens
-        gauges["tier_capacity_bytes"] = decision.capacity_bytes
-        if decision.report_age_s is not None:
-            gauges["tier_occupancy_ratio"] = decision.occupancy
-            gauges["tier_evicted_chunks_window"] = decision.evicted_chunks
-            gauges["report_age_s"] = decision.report_age_s
 
-    def reset(self) -> None:
-        self.data = {"counters": {}, "gauges": {}}
-
-    def aggregate(self, other: KVConnectorStats) -> ConnectorStats:
-        counters = Tally(self.data["counters"])
-        counters.update(other.data["counters"])
-        return ConnectorStats({"counters": dict(counters), "gauges": {**self.data["gauges"], **other.data["gauges"]}})
-
-    def reduce(self) -> dict[str, int | float]:
-        return {**self.data["counters"], **self.data["gauges"]}
-
-    def is_empty(self) -> bool:
-        return not (self._decisions or self.data["counters"] or self.data["gauges"])
+def _gauges(decision: Decision) -> dict[str, float]:
+    gauges = {
+        "pressure": float(decision.pressure),
+        "working_set_bytes": decision.estimate.bytes,
+        "active_pool_tasks": decision.estimate.active_pool,
+        "mean_prompt_tokens": decision.estimate.mean_prompt_tokens,
+        "tier_capacity_bytes": decision.capacity_bytes,
+    }
+    latest_report = {
+        "tier_occupancy_ratio": decision.occupancy,
+        "tier_evicted_chunks_window": decision.evicted_chunks,
+        "report_age_s": decision.report_age_s,
+    }
+    return {**gauges, **{name: value for name, value in latest_report.items() if value is not None}}
 
 
 class ConnectorPromMetrics(KVConnectorPromMetrics):

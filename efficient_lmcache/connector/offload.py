@@ -7,7 +7,7 @@ import time
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING
 
-from efficient_lmcache.connector.metrics import ConnectorStats
+from efficient_lmcache.connector.metrics import ConnectorStats, StatsCollector
 from efficient_lmcache.connector.options import ConnectorOptions
 from efficient_lmcache.core.tier import TierReport
 from efficient_lmcache.telemetry.eviction_window import EvictionWindow
@@ -31,7 +31,7 @@ class WorkerOffload:
     """
 
     def __init__(self, lmcache: WorkerSide, engine_id: str, options: ConnectorOptions) -> None:
-        self.stats = ConnectorStats()
+        self.stats = StatsCollector()
         self._lmcache = lmcache
         self._engine_id = engine_id
         self._evictions = EvictionWindow(options.activity_window_s)
@@ -66,9 +66,7 @@ class WorkerOffload:
 
     def take_stats(self) -> ConnectorStats | None:
         """What was counted since the last call, if this rank speaks for all."""
-        if not self._lmcache.is_first_rank or self.stats.is_empty():
-            return None
-        return self.stats.take()
+        return self.stats.take() if self._lmcache.is_first_rank else None
 
     def requests_ended(self, request_ids: Iterable[str]) -> None:
         """Unpin what lookups of ended requests pinned, scheduled or not."""

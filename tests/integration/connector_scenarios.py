@@ -76,18 +76,18 @@ def preempt_abort_and_many(model: str, decision_log: str, requests: int) -> dict
     engine = Engine(
         model,
         options={"admission": "fixed", "write_threshold_chunks": 0, "decision_log": decision_log},
-        gpu_blocks=20,
+        gpu_blocks=60,
         max_model_len=2048,
         max_num_seqs=64,
     )
-    engine.generate(random_prompts(5, 600), max_tokens=400)
+    engine.generate(random_prompts(12, 600), max_tokens=400)
     preempted = engine.metrics()
     state_after_preemption = engine.state_left()
     decisions_after_preemption = Path(decision_log).read_text().count("\n")
     aborted = _abort_running_and_waiting(engine)
     state_after_abort = engine.state_left()
     for start in range(0, requests, 2500):
-        engine.generate(random_prompts(min(2500, requests - start), 12, seed=start), max_tokens=1)
+        engine.generate(random_prompts(min(2500, requests - start), 24, seed=start), max_tokens=1)
     return {
         "preemptions": preempted["vllm:num_preemptions_total"],
         "decisions": decisions_after_preemption,
@@ -106,12 +106,12 @@ def _abort_running_and_waiting(engine: Engine) -> dict[str, int]:
     from vllm import SamplingParams
 
     engine.scheduler_connector._admission._policy.parameters = _with_threshold(engine, 1000)
-    stored = random_prompts(4, 3 * CHUNK_TOKENS, seed=7)
+    stored = random_prompts(8, 3 * CHUNK_TOKENS, seed=7)
     engine.generate(stored)
     engine.forget_gpu()
     llm_engine = engine.llm.llm_engine
     params = SamplingParams(max_tokens=200, temperature=0, detokenize=False, ignore_eos=True)
-    for index, prompt in enumerate(stored + random_prompts(6, 500, seed=8)):
+    for index, prompt in enumerate(stored + random_prompts(12, 500, seed=8)):
         llm_engine.add_request(f"abort-{index}", {"prompt_token_ids": prompt}, params)
     pinned = 0
     for _ in range(6):
@@ -119,7 +119,7 @@ def _abort_running_and_waiting(engine: Engine) -> dict[str, int]:
         pinned = max(pinned, engine.state_left()["lookup_pins"])
     running, waiting = len(engine.scheduler.running), len(engine.scheduler.waiting)
     known = len(engine.scheduler_connector._admission)
-    llm_engine.abort_request([f"abort-{index}" for index in range(10)])
+    llm_engine.abort_request([f"abort-{index}" for index in range(20)])
     while llm_engine.has_unfinished_requests():
         llm_engine.step()
     # A worker hears of ended requests with the next step that the engine takes.

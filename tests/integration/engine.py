@@ -16,6 +16,7 @@ def configure_environment(host_mib: float, remote_url: str | None = None) -> Non
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_CPU_OMP_THREADS_BIND=f"0-{(os.cpu_count() or 1) - 1}",
+        LMCACHE_LOG_LEVEL="WARNING",
         LMCACHE_CHUNK_SIZE=str(CHUNK_TOKENS),
         LMCACHE_LOCAL_CPU="True",
         LMCACHE_MAX_LOCAL_CPU_SIZE=str(host_mib / 1024),
@@ -46,6 +47,7 @@ class Engine:
         self.llm = LLM(
             model,
             skip_tokenizer_init=True,
+            block_size=128,
             num_gpu_blocks_override=gpu_blocks,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,

@@ -1,0 +1,161 @@
+"""Every internal of vLLM 0.32 and LMCache 0.5.6 that the adapters rely on, as the installed versions have it.
+
+These tests say nothing about our code. When one fails after an upgrade, the adapter of that side needs a look.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+pytest.importorskip("vllm", reason="vLLM is not installed (the cpu or gpu extra)")
+pytest.importorskip("lmcache", reason="LMCache is not installed (the cpu or gpu extra)")
+
+
+def parameters(function) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def source(thing) -> str:
+    return inspect.getsource(thing)
+
+
+class TestVLLM:
+    def test_versions_are_the_pinned_pair(self):
+        import vllm
+
+        assert vllm.__version__.startswith("0.32.")
+
+    def test_the_factory_registers_by_name_and_passes_three_arguments(self):
+        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+        assert parameters(KVConnectorFactory.register_connector) == ["name", "module_path", "class_name"]
+        assert isinstance(KVConnectorFactory._registry, dict)
+
+    def test_the_connector_hooks_that_we_override_exist_with_these_arguments(self):
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+        from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
+
+        expected = {
+            "__init__": ["self", "vllm_config", "role", "kv_cache_config"],
+            "get_num_new_matched_tokens": ["self", "request", "num_computed_tokens"],
+            "update_state_after_alloc": ["self", "request", "blocks", "num_external_tokens"],
+            "request_finished": ["self", "request", "block_ids"],
+            "register_kv_caches": ["self", "kv_caches"],
+            "get_finished": ["self", "finished_req_ids"],
+        }
+        for name, arguments in expected.items():
+            assert parameters(getattr(LMCacheConnectorV1, name)) == arguments, name
+        for name in ("get_kv_connector_stats", "build_kv_connector_stats", "build_prom_metrics", "shutdown"):
+            assert hasattr(KVConnectorBase_V1, name), name
+        assert "self._lmcache_engine = cls(" in source(LMCacheConnectorV1.__init__)
+
+    def test_statistics_of_scheduler_and_workers_are_collected_and_added_up(self):
+        from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+        from vllm.v1.core.sched.scheduler import Scheduler
+
+        assert "self.connector.get_kv_connector_stats()" in source(Scheduler)
+        for name in ("aggregate", "reduce", "is_empty", "reset", "to_dict"):
+            assert hasattr(KVConnectorStats, name), name
+        assert parameters(KVConnectorPromMetrics.observe) == ["self", "transfer_stats_data", "engine_idx"]
+
+    def test_a_request_has_what_admission_reads_and_its_parameters_reach_the_connector(self):
+        from vllm.v1.core.sched.output import NewRequestData
+        from vllm.v1.request import Request
+
+        body = source(Request)
+        for name in ("block_hashes", "cache_salt", "kv_transfer_params", "num_prompt_tokens", "prompt_token_ids"):
+            assert f"self.{name}" in body, name
+        assert "sampling_params=request.sampling_params" in source(NewRequestData.from_request)
+
+    def test_block_hashes_exist_wherever_there_is_a_connector(self):
+        from vllm.v1.engine.core import EngineCore
+
+        assert "enable_prefix_caching or kv_connector is not None" in source(EngineCore.__init__)
+
+    def test_the_configuration_has_what_the_footprint_reads(self):
+        from vllm.config import ModelConfig, ParallelConfig, VllmConfig
+        from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
+
+        for name in ("get_num_layers", "get_num_kv_heads", "get_head_size", "use_mla"):
+            assert hasattr(ModelConfig, name), name
+        assert "decode_context_parallel_size" in ParallelConfig.__dataclass_fields__
+        assert "instance_id" in VllmConfig.__dataclass_fields__
+        assert parameters(kv_cache_dtype_str_to_dtype) == ["kv_cache_dtype", "model_config"]
+
+
+class TestLMCache:
+    def test_skip_save_is_read_from_the_requests_transfer_parameters_and_keeps_keys_as_they_are(self):
+        from lmcache.integration.vllm import vllm_v1_adapter
+        from lmcache.integration.vllm.utils import extract_request_configs_from_sampling_params
+        from lmcache.utils import CacheEngineKey
+
+        assert 'get("lmcache.skip_save", False)' in source(vllm_v1_adapter.ReqMeta.from_request_tracker)
+        assert '"kv_transfer_params"' in source(extract_request_configs_from_sampling_params)
+        assert 'startswith("lmcache.tag.")' in source(CacheEngineKey.__post_init__)
+
+    def test_the_lookup_client_remembers_a_resolved_lookup(self):
+        from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl
+        from lmcache.v1.lookup_client.lmcache_lookup_client import LMCacheLookupClient
+
+        assert parameters(LMCacheLookupClient.lookup_cache) == ["self", "lookup_id"]
+        assert parameters(LMCacheLookupClient.clear_lookup_status) == ["self", "lookup_id"]
+        body = source(LMCacheConnectorV1Impl)
+        for name in ("self.load_specs", "self._requests_priority", "self.async_loading", "self.config"):
+            assert f"{name}" in body, name
+
+    def test_store_takes_its_chunks_from_the_token_database_and_allocates_one_by_one(self):
+        from lmcache.v1.cache_engine import LMCacheEngine
+
+        body = source(LMCacheEngine.store)
+        assert "in self.token_database.process_tokens(" in body
+        assert "self.gpu_connector.batched_from_gpu(memory_objs, starts, ends, **kwargs)" in body
+        assert 'kwargs.get("transfer_spec"' in body
+        # `_EngineWithDatabase` stands in for the engine and must not be written to.
+        assert not re.search(r"^\s+self\.\w+ = ", body, re.MULTILINE)
+
+    def test_restores_pass_objects_starts_and_ends(self):
+        from lmcache.v1.cache_engine import LMCacheEngine
+
+        body = " ".join(source(LMCacheEngine.retrieve).split())
+        assert "self.gpu_connector.batched_to_gpu(" in body
+        assert parameters(LMCacheEngine.lookup_unpin) == ["self", "lookup_id"]
+
+    def test_the_cpu_tier_evicts_inside_allocation_through_batched_remove(self):
+        from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
+
+        assert "self.batched_remove(evict_keys, force=False)" in source(LocalCPUBackend.allocate)
+        assert "force=False" not in source(LocalCPUBackend.clear)
+        assert parameters(LocalCPUBackend.batched_remove) == ["self", "keys", "force"]
+        assert parameters(LocalCPUBackend.contains) == ["self", "key", "pin"]
+        body = source(LocalCPUBackend.__init__)
+        for name in ("self.hot_cache", "self.use_hot", "self.memory_allocator"):
+            assert name in body, name
+
+    def test_allocators_say_their_size_and_alignment(self):
+        from lmcache.v1.memory_allocators.mixed_memory_allocator import MixedMemoryAllocator
+
+        body = source(MixedMemoryAllocator.__init__)
+        assert "self.size = size" in body
+        assert "self.align_bytes" in body
+
+    def test_device_transfers_are_chosen_by_a_function_of_the_module_at_call_time(self):
+        from lmcache.integration.vllm.vllm_service_factory import VllmServiceFactory
+        from lmcache.v1 import gpu_connector
+
+        assert "from lmcache.v1.gpu_connector import CreateGPUConnector" in source(
+            VllmServiceFactory.get_or_create_lmcache_engine
+        )
+        assert hasattr(gpu_connector, "torch_device_type")
+
+    def test_metadata_gives_shapes_types_and_rank(self):
+        from lmcache.v1.memory_management import get_size_bytes
+        from lmcache.v1.metadata import LMCacheMetadata
+
+        for name in ("get_shapes", "get_dtypes", "is_first_rank"):
+            assert callable(getattr(LMCacheMetadata, name)), name
+        assert parameters(get_size_bytes) == ["shapes", "kv_dtypes"]
