@@ -1,6 +1,8 @@
 """What admission and deduplication cost, as ratios to LMCache's own lookup and store in the same run.
 
-    python benchmarks/admission_overhead.py [--prompt-tokens 8192 32768] [--requests 40]
+    python benchmarks/admission_overhead.py [--prompt-tokens 8192 33234] [--requests 40] [--hash sha256_cbor|builtin]
+
+The defaults are the paper's: prompts up to its mean of 33,234 tokens, chunks of 1,024, keys by sha256_cbor.
 
 A real in-process vLLM engine on whatever device is there serves agents whose prompts grow; each request's first lookup
 and its decision are timed back to back, with and without a task id from the client, and each store with the key checks
@@ -18,15 +20,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-CHUNK_TOKENS = 256
+CHUNK_TOKENS = 1024
+GROWTH_TOKENS = 700
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[8192, 32768])
+    parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[8192, 33_234])
     parser.add_argument("--requests", type=int, default=40, help="per prompt length and kind of client")
+    parser.add_argument("--hash", default="sha256_cbor", help="LMCache's pre_caching_hash_algorithm")
     arguments = parser.parse_args()
-    engine = _start_engine(max(arguments.prompt_tokens))
+    engine = _start_engine(max(arguments.prompt_tokens), arguments.hash)
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     scheduler = engine.llm_engine.engine_core.engine_core.scheduler.connector
@@ -54,13 +58,15 @@ def main() -> None:
     os._exit(0)  # LMCache's threads would keep the interpreter from ending
 
 
-def _start_engine(prompt_tokens: int) -> Any:
+def _start_engine(prompt_tokens: int, key_hash: str) -> Any:
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_CPU_KVCACHE_SPACE="1",
         LMCACHE_CHUNK_SIZE=str(CHUNK_TOKENS),
         LMCACHE_MAX_LOCAL_CPU_SIZE="2",
+        LMCACHE_PRE_CACHING_HASH_ALGORITHM=key_hash,
         LMCACHE_TRACK_USAGE="false",
+        LMCACHE_DISABLE_BANNER="1",
         LMCACHE_LOG_LEVEL="ERROR",
         VLLM_LOGGING_LEVEL="ERROR",
         VLLM_NO_USAGE_STATS="1",
@@ -74,8 +80,8 @@ def _start_engine(prompt_tokens: int) -> Any:
     return LLM(
         str(model),
         skip_tokenizer_init=True,
-        max_model_len=prompt_tokens + 128,
-        num_gpu_blocks_override=2 * prompt_tokens // 128 + 8,
+        max_model_len=prompt_tokens + 1024,
+        num_gpu_blocks_override=2 * (prompt_tokens + 1024) // 128,
         max_num_seqs=4,
         kv_transfer_config={"kv_connector": "EfficientLMCacheConnector", "kv_role": "kv_both"},
     )
@@ -130,21 +136,22 @@ def _time_stores(lmcache: Any, offload: Any, seconds: dict[str, list[float]]) ->
 
 
 def _serve(engine: Any, prompt_tokens: int, requests: int, labelled: bool) -> None:
-    """Four agents take turns; every prompt extends its agent's previous one up to `prompt_tokens`."""
+    """Four agents take turns, all near `prompt_tokens`; every prompt extends its agent's previous one by 700 tokens."""
     from vllm import SamplingParams
 
     generator = random.Random(prompt_tokens + labelled)
-    histories = [_tokens(generator, prompt_tokens - 3 * CHUNK_TOKENS * requests // 4) for _ in range(4)]
+    turns = -(-requests // 4)
+    histories = [_tokens(generator, max(256, prompt_tokens - GROWTH_TOKENS * turns)) for _ in range(4)]
     for call in range(requests):
         agent = call % 4
-        histories[agent] += _tokens(generator, 3 * CHUNK_TOKENS)
+        histories[agent] += _tokens(generator, GROWTH_TOKENS)
         label = {"kv_transfer_params": {"efficient_lmcache.task_id": f"agent-{agent}"}} if labelled else None
         params = SamplingParams(max_tokens=1, temperature=0, detokenize=False, ignore_eos=True, extra_args=label)
         engine.generate([{"prompt_token_ids": histories[agent]}], params, use_tqdm=False)
 
 
 def _tokens(generator: random.Random, count: int) -> list[int]:
-    return [generator.randrange(4096) for _ in range(max(count, CHUNK_TOKENS))]
+    return [generator.randrange(4096) for _ in range(count)]
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from efficient_lmcache import __version__
+from efficient_lmcache.replay.cli_replay import INTERRUPTED_STATUS, USER_ERROR_STATUS
 from efficient_lmcache.replay.cli_replay import app as replay_app
 from efficient_lmcache.replay.cli_trace import app as trace_app
 
@@ -55,16 +56,17 @@ def serve(context: typer.Context) -> None:
 def model_create(
     directory: Annotated[Path, typer.Argument(help="Where the model goes; must be new, empty, or one of ours.")],
     vocab: Annotated[int, typer.Option(min=16, help="Vocabulary size; more makes every decode step slower.")] = 16384,
+    max_model_len: Annotated[int, typer.Option(min=16, help="Longest prompt and output that it takes.")] = 65536,
 ) -> None:
     """Write a random Qwen3 of 4 layers: 1 KiB of KV per token, no download."""
     from efficient_lmcache.replay.model import create_model
 
     _require("transformers", "cpu")
     try:
-        create_model(directory, vocab_size=vocab)
-    except ValueError as error:
+        create_model(directory, vocab_size=vocab, max_model_len=max_model_len)
+    except (ValueError, OSError) as error:
         _fail(error)
-    typer.echo(f"{directory}: random Qwen3, vocabulary {vocab}, 1 KiB of KV per token")
+    typer.echo(f"{directory}: random Qwen3, vocabulary {vocab}, context {max_model_len}, 1 KiB of KV per token")
 
 
 @app.command()
@@ -77,8 +79,10 @@ def demo(
     _require("vllm", "cpu")
     try:
         run_demo(out)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         _fail(error)
+    except KeyboardInterrupt:
+        _fail("interrupted; finished and partial runs are kept", INTERRUPTED_STATUS)
 
 
 def _require(module: str, extra: str) -> None:
@@ -86,9 +90,9 @@ def _require(module: str, extra: str) -> None:
         _fail(f"{module} is not installed; pip install 'efficient-lmcache[{extra}]' (or [gpu])")
 
 
-def _fail(error: object) -> None:
+def _fail(error: object, status: int = USER_ERROR_STATUS) -> None:
     typer.echo(f"error: {error}", err=True)
-    raise typer.Exit(2)
+    raise typer.Exit(status)
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -24,22 +24,22 @@ INTERRUPTED_STATUS = 130
 
 @app.command("run")
 def run_command(
-    trace: Annotated[Path, typer.Option(help="Trace made by `trace import` or `trace synthesize`.")],
+    trace: Annotated[Path, typer.Option(help="Trace made by `efficient-lmcache trace …`.")],
     model: Annotated[Path, typer.Option(help="Model directory.")],
     admission: Annotated[str, typer.Option(help="recompute | none | fixed | conditioned")],
     active_pool: Annotated[int, typer.Option(help="Agents that run at the same time (A).")],
     out: Annotated[Path, typer.Option(help="New directory for the run's records.")],
-    host_gib: Annotated[float, typer.Option(help="Host tier per rank, in GiB; `recompute` needs none.")] = 0.0,
+    host_gib: Annotated[float, typer.Option(help="Host tier per rank, in GiB; required unless `recompute`.")] = 0.0,
     time_scale: Annotated[float, typer.Option(help="Multiplies the recorded intervals between calls.")] = 1.0,
     gpu_kv_tokens: Annotated[
-        Optional[int],  # noqa: UP045 - typer evaluates it, and Python 3.10's typer needs the older form
+        int | None,
         typer.Option(help="Tokens that the GPU's KV cache holds; vLLM decides if absent."),
     ] = None,
     chunk_tokens: Annotated[int, typer.Option(help="Tokens per LMCache chunk, a multiple of 128.")] = 256,
     connector: Annotated[str, typer.Option(help="efficient | lmcache (LMCache's own, unmodified)")] = "efficient",
     max_num_seqs: Annotated[int, typer.Option(help="Requests that vLLM runs at the same time.")] = 16,
     max_num_batched_tokens: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(help="Tokens that vLLM computes per step; vLLM decides if absent."),
     ] = None,
     label_tasks: Annotated[
@@ -69,7 +69,10 @@ def run_command(
         record = run_replay(options, console)
     except (ReplayOptionError, RunDirectoryError, TraceError) as error:
         raise _fail(str(error), USER_ERROR_STATUS) from None
-    typer.echo(render(compare([out]), "table"))
+    except KeyboardInterrupt:
+        raise _fail("interrupted before the run began; nothing was created", INTERRUPTED_STATUS) from None
+    if record.answered:
+        typer.echo(render(compare([out]), "table"))
     if record.status == "interrupted":
         raise _fail(f"{record.error}; partial run in {out}", INTERRUPTED_STATUS)
     if record.status != "complete":

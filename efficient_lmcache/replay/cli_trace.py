@@ -37,7 +37,7 @@ def import_(
         Path, typer.Argument(metavar="SRC", help="A *.jsonl[.gz], a *.traj.json or a directory of them.")
     ],
     out: Out,
-    tokenizer: Annotated[str, typer.Option(help="tekken, bpe:VOCAB or a directory with a tokenizer.json.")],
+    tokenizer: Annotated[str, typer.Option(help="tekken, bpe:VOCAB or a Hugging Face tokenizer's directory.")],
     format_: Annotated[str, typer.Option("--format", help=f"One of: {', '.join(IMPORTERS)}.")] = "mini-swe-agent",
     tasks: Annotated[int | None, typer.Option(help="How many tasks to sample; all by default.")] = None,
     seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
@@ -161,6 +161,10 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _check_output(out: Path, force: bool) -> None:
+    if not out.parent.is_dir():
+        raise TraceError(f"--out {out}: there is no directory {out.parent}; make it first")
+    if out.is_dir():
+        raise TraceError(f"--out {out}: is a directory; name a file")
     if out.exists() and not force:
         raise TraceError(f"{out}: exists already; name another file or pass --force")
 

@@ -12,18 +12,20 @@ from efficient_lmcache.replay.rundir import RunDirectoryError, read_record
 FORMATS = ("table", "markdown", "json")
 # The order in which the paper's figures show them.
 _ADMISSION_ORDER = {"recompute": 0, "none": 1, "fixed": 2, "conditioned": 3}
+# What a comparison is about, where its files are, and what `_require_same_trace` and the tier's size check.
+_COMPARED_OPTIONS = ("admission", "connector", "host_gib", "out", "trace")
 _COLUMNS = (
     "run",
     "γ_H",
     "tier MiB",
     "admission",
     "computed prefill",
-    "÷ offload",
+    "prefill ÷ offload",
     "stored",
     "restored",
     "declined",
     "makespan s",
-    "÷ offload",
+    "time ÷ offload",
     "exact",
     "errors",
 )
@@ -36,8 +38,8 @@ class CompareError(ValueError):
 def compare(runs: Sequence[Path]) -> list[dict[str, Any]]:
     """One row per run, small tiers (large gamma_H) first after `recompute`.
 
-    `…_to_offload` are ratios to the run with admission `none` and the same tier, where there is one: with our
-    connector if there are two.
+    `…_to_offload` are ratios to the run with admission `none` of the same tier, pool and other options, where there is
+    one: with our connector if there are two. Only complete runs have them, and are what they refer to.
 
     Raises:
         CompareError: no runs, or runs of different traces.
@@ -49,7 +51,7 @@ def compare(runs: Sequence[Path]) -> list[dict[str, Any]]:
     _require_same_trace(rows)
     rows.sort(key=lambda row: (row["host_gib_per_rank"], _ADMISSION_ORDER[row["admission"]], row["connector"]))
     for row in rows:
-        offload = _offload_of(row, rows)
+        offload = _offload_of(row, rows) if row["status"] == "complete" else None
         for name in ("computed_prefill_tokens", "makespan_s"):
             row[f"{name}_to_offload"] = _ratio(row[name], offload[name] if offload else None)
     return rows
@@ -71,6 +73,11 @@ def render(rows: Sequence[dict[str, Any]], format_: str) -> str:
 
 
 def _require_same_trace(rows: Sequence[dict[str, Any]]) -> None:
+    if len(rows) == 1:
+        return
+    for row in rows:
+        if row["trace_sha256"] is None:
+            raise CompareError(f"{row['run']} has nothing to compare: {row['error']}")
     for row in rows[1:]:
         if row["trace_sha256"] != rows[0]["trace_sha256"]:
             replayed = (f"{r['run']} replayed {r['trace_name']} ({r['trace_sha256'][:12]}…)" for r in (row, rows[0]))
@@ -101,6 +108,7 @@ def _row(path: Path, record: dict[str, Any]) -> dict[str, Any]:
             "trace_name": record["trace"]["name"],
             "trace_sha256": record["trace"]["sha256"],
             **{name: record[name] for name in copied},
+            "options": record["options"],
             "gamma_h": record["working_set"]["gamma_h"],
             "declined": record["decisions"]["declined"],
             "decisions": record["decisions"]["total"],
@@ -110,12 +118,20 @@ def _row(path: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _offload_of(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    same_tier = [
+    bases = [
         other
         for other in rows
-        if other["admission"] == "none" and other["host_gib_per_rank"] == row["host_gib_per_rank"]
+        if other["status"] == "complete"
+        and other["admission"] == "none"
+        and other["host_gib_per_rank"] == row["host_gib_per_rank"]
+        and _conditions(other) == _conditions(row)
     ]
-    return min(same_tier, key=lambda other: other["connector"] != "efficient", default=None)
+    return min(bases, key=lambda other: other["connector"] != "efficient", default=None)
+
+
+def _conditions(row: dict[str, Any]) -> dict[str, Any]:
+    """What two runs must have in common for their ratio to mean anything, beside trace and tier."""
+    return {name: value for name, value in row["options"].items() if name not in _COMPARED_OPTIONS}
 
 
 def _ratio(value: float | None, base: float | None) -> float | None:
@@ -139,7 +155,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         _text(row["makespan_s"], "{:.1f}"),
         _text(row["makespan_s_to_offload"], "{:.2f}"),
         f"{row['outputs_exact']}/{row['calls']}",
-        str(row["errors"] + row["skipped"]),
+        str(row["errors"]) + (f" + {row['skipped']} skipped" if row["skipped"] else ""),
     ]
 
 

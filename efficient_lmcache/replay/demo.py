@@ -29,7 +29,7 @@ _ADMISSIONS = ("none", "fixed", "conditioned")
 
 
 class DemoError(ValueError):
-    """A run of the demonstration did not end well."""
+    """The demonstration cannot start, or one of its runs did not end well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ def run_demo(out: Path, options: DemoOptions | None = None, console: Console | N
     """Run it all in a new directory, `out` or `out` with a number; print and save the comparison; return its rows.
 
     Raises:
-        DemoError: a run was interrupted, failed, or returned an output that was not exact.
+        DemoError: a run failed, or returned an output that was not exact.
+        KeyboardInterrupt: a run was interrupted; its record is written.
     """
     options, console = options or DemoOptions(), console or Console()
     out = _new_directory(out)
@@ -81,6 +82,8 @@ def run_demo(out: Path, options: DemoOptions | None = None, console: Console | N
     for number, run in enumerate(runs, 1):
         console.rule(f"{number}/{len(runs)} {run.out.name}")
         record = run_replay(run, console)
+        if record.status == "interrupted":
+            raise KeyboardInterrupt
         if record.status != "complete" or record.outputs_exact != record.calls:
             reason = record.error or f"{record.calls - record.outputs_exact} outputs are not exact"
             raise DemoError(f"{run.out}: {record.status}: {reason}")
@@ -147,6 +150,9 @@ def _new_directory(out: Path) -> Path:
     for number in itertools.count(1):
         candidate = out if number == 1 else out.with_name(f"{out.name}-{number}")
         if not candidate.exists() or (candidate.is_dir() and not any(candidate.iterdir())):
-            candidate.mkdir(parents=True, exist_ok=True)
+            try:
+                candidate.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise DemoError(f"--out {candidate}: cannot be created: {error.strerror}") from error
             return candidate
     raise AssertionError("unreachable")

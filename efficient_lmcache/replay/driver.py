@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 
 from efficient_lmcache.replay.protocol import FORCED_TOKENS_KEY, TASK_ID_KEY
+from efficient_lmcache.replay.spelling import option
 from efficient_lmcache.replay.trace import Call, TaskInfo, TraceReader
 
 _HEALTH_TIMEOUT_S = 30.0
@@ -54,10 +55,10 @@ class DriverOptions:
         for name, valid, allowed in (
             ("active_pool", self.active_pool >= 1, "at least 1"),
             ("time_scale", 0 <= self.time_scale < math.inf, "a finite number >= 0"),
-            ("call_timeout_s", self.call_timeout_s > 0, "positive"),
+            ("call_timeout_s", 0 < self.call_timeout_s < math.inf, "a finite number > 0"),
         ):
             if not valid:
-                raise ReplayOptionError(f"{name} is {getattr(self, name)}; it must be {allowed}")
+                raise ReplayOptionError(f"{option(name)} is {getattr(self, name)}; it must be {allowed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +154,18 @@ class Driver:
         timeout = aiohttp.ClientTimeout(total=self._options.call_timeout_s)
         async with aiohttp.ClientSession(self._base_url, connector=connector, timeout=timeout) as session:
             self._start_s = time.monotonic()
-            slots = [asyncio.create_task(self._slot(waiting, session)) for _ in range(self._options.active_pool)]
+            slots = [asyncio.create_task(self._slot(waiting, session)) for _ in range(self._slots)]
             try:
                 await asyncio.gather(*slots)
             finally:
                 for slot in slots:
                     slot.cancel()
                 await asyncio.gather(*slots, return_exceptions=True)
+
+    @property
+    def _slots(self) -> int:
+        """A slot beyond the tasks would have nothing to do."""
+        return min(self._options.active_pool, len(self._trace.tasks))
 
     def _now_s(self) -> float:
         return time.monotonic() - self._start_s

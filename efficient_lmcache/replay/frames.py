@@ -31,6 +31,10 @@ class TraceError(ValueError):
     """A trace that cannot be written or read as asked; the message names the file and, where known, the record."""
 
 
+class NoTraceError(TraceError):
+    """There is no trace of a readable version at that path; other errors of a reader are damage."""
+
+
 def preamble() -> bytes:
     """The first bytes of every trace this build writes."""
     return _PREAMBLE.pack(MAGIC, VERSION)
@@ -69,14 +73,14 @@ def read_frame(file: BinaryIO, offset: int, path: Path, name: str) -> tuple[Any,
 
 
 def check_preamble(file: BinaryIO, path: Path) -> int:
-    """Raise TraceError unless `file` starts as a trace of a readable version; return the offset of its first frame."""
+    """The offset of the first frame; NoTraceError unless `file` starts as a trace of a readable version."""
     head = file.read(_PREAMBLE.size)
     if len(head) < _PREAMBLE.size or not head.startswith(MAGIC):
-        raise TraceError(f"{path}: not a trace: it does not start with {MAGIC.decode()!r}")
+        raise NoTraceError(f"{path}: not a trace: it does not start with {MAGIC.decode()!r}")
     _, version = _PREAMBLE.unpack(head)
     if version not in READABLE_VERSIONS:
         readable = ", ".join(map(str, READABLE_VERSIONS))
-        raise TraceError(f"{path}: trace format version {version}; this build reads version {readable}")
+        raise NoTraceError(f"{path}: trace format version {version}; this build reads version {readable}")
     return _PREAMBLE.size
 
 

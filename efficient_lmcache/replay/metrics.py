@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
+
+from efficient_lmcache.replay.localhost import open_url
 
 COMPUTED_PREFILL = "vllm:request_prefill_kv_computed_tokens_sum"
 PREEMPTIONS = "vllm:num_preemptions_total"
@@ -21,7 +22,9 @@ class TierMetrics:
     """Where a connector counts what it moves, and how long after an event its counters may still lag.
 
     LMCache counts a chunk as stored when it is asked to store it; our connector, which leaves resident chunks out,
-    when it copies it. A name is None where the connector has no such thing.
+    when it copies it. LMCache's hits are whole chunks, also where vLLM already had some of their tokens; our restored
+    tokens are those really copied, so that LMCache's number is the larger one for the same transfers. A name is None
+    where the connector has no such thing.
     """
 
     stored_tokens: str | None
@@ -80,7 +83,7 @@ class Snapshot:
 def scrape(base_url: str, save_to: Path) -> Snapshot:
     """Read /metrics, save its text and parse it."""
     try:
-        with urllib.request.urlopen(f"{base_url}/metrics", timeout=_SCRAPE_TIMEOUT_S) as response:
+        with open_url(f"{base_url}/metrics", timeout=_SCRAPE_TIMEOUT_S) as response:
             text = response.read().decode()
     except (urllib.error.URLError, OSError) as error:
         raise MetricsError(f"{base_url}/metrics cannot be read: {error}") from error

@@ -12,6 +12,7 @@ from efficient_lmcache.replay.extras import require
 MARKER = "efficient_lmcache_model.json"
 DEFAULT_VOCAB_SIZE = 16_384
 DEFAULT_MAX_MODEL_LEN = 65_536
+LARGEST = 1 << 20  # of both: 512 MiB of embeddings, and rotary tables of as many positions
 _SEED = 0
 # With tied embeddings and a usual initialisation random attention averages its context away, and greedy decoding
 # repeats the last token whatever the KV holds. With these, zeroing an eighth of every chunk changes 99 % of greedy
@@ -30,9 +31,9 @@ def create_model(
     It has no end-of-sequence token: what a replay forces must never stop a request early. Raises ValueError for a
     directory that holds anything but an earlier model of this function, and for missing torch or transformers.
     """
-    for name, value in (("vocab_size", vocab_size), ("max_model_len", max_model_len)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1")
+    for name, value in (("--vocab", vocab_size), ("--max-model-len", max_model_len)):
+        if not 1 <= value <= LARGEST:
+            raise ValueError(f"{name} is {value}; it must be from 1 to {LARGEST}")
     target = Path(directory)
     if target.exists() and not target.is_dir():
         raise ValueError(f"{target}: not a directory")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from efficient_lmcache.replay.driver import DriverOptions, ReplayOptionError
+from efficient_lmcache.replay.spelling import option
 
 BLOCK_TOKENS = 128  # of vLLM's KV cache: the default on CPUs, and every GPU backend takes it
 ADMISSIONS = ("recompute", "none", "fixed", "conditioned")
@@ -45,21 +46,23 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         if self.admission not in ADMISSIONS:
-            raise ReplayOptionError(f"admission is {self.admission!r}; allowed: {', '.join(ADMISSIONS)}")
+            raise ReplayOptionError(f"--admission is {self.admission!r}; allowed: {', '.join(ADMISSIONS)}")
         if self.connector not in CONNECTORS:
-            raise ReplayOptionError(f"connector is {self.connector!r}; allowed: {', '.join(CONNECTORS)}")
+            raise ReplayOptionError(f"--connector is {self.connector!r}; allowed: {', '.join(CONNECTORS)}")
         if self.connector == "lmcache" and self.admission not in ("none", "recompute"):
             raise ReplayOptionError(
-                f"connector lmcache has no write admission: admission {self.admission!r} must be none"
+                f"--connector lmcache has no write admission: --admission is {self.admission!r}; it must be none"
             )
         if self.has_tier and not 0 < self.host_gib < float("inf"):
-            raise ReplayOptionError(f"host_gib is {self.host_gib}; it must be positive")
+            raise ReplayOptionError(
+                f"--host-gib is required for admission {self.admission}: a positive number, not {self.host_gib:g}"
+            )
         if self.chunk_tokens < 1 or self.chunk_tokens % BLOCK_TOKENS:
-            raise ReplayOptionError(f"chunk_tokens is {self.chunk_tokens}; it must be a multiple of {BLOCK_TOKENS}")
+            raise ReplayOptionError(f"--chunk-tokens is {self.chunk_tokens}; it must be a multiple of {BLOCK_TOKENS}")
         for name in ("max_num_seqs", "max_num_batched_tokens", "gpu_kv_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ReplayOptionError(f"{name} is {value}; it must be at least 1")
+                raise ReplayOptionError(f"{option(name)} is {value}; it must be at least 1")
         self.driver  # noqa: B018 - checks its own options
 
     @property

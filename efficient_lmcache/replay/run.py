@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from efficient_lmcache.core.workingset import gamma_g
-from efficient_lmcache.replay.driver import CallRow, Driver, ServerLost, Tally
+from efficient_lmcache.replay.driver import CallRow, Driver, ReplayOptionError, ServerLost, Tally
 from efficient_lmcache.replay.metrics import (
     COMPUTED_PREFILL,
     KV_CACHE_INFO,
@@ -29,11 +27,18 @@ from efficient_lmcache.replay.metrics import (
     scrape,
 )
 from efficient_lmcache.replay.options import BLOCK_TOKENS, RunOptions
-from efficient_lmcache.replay.preflight import initial_record, longest_call_tokens, read_model
+from efficient_lmcache.replay.preflight import (
+    ModelFacts,
+    initial_record,
+    longest_call_tokens,
+    max_model_len_tokens,
+    read_model,
+)
 from efficient_lmcache.replay.progress import ReplayProgress
 from efficient_lmcache.replay.rundir import DecisionCounts, RunDirectory, RunRecord
 from efficient_lmcache.replay.server import Server, ServerError, ServerOptions, environment, free_port, serve_command
-from efficient_lmcache.replay.trace import TraceError, TraceReader
+from efficient_lmcache.replay.signals import interrupt, on_ending_signal
+from efficient_lmcache.replay.trace import NoTraceError, TraceError, TraceReader
 
 
 def run_replay(
@@ -42,20 +47,35 @@ def run_replay(
     """Replay a trace against a fresh server and fill `options.out`.
 
     `command_of` gives the server's command line for its options and port. A run that ends early is returned too: its
-    record says `interrupted` or `failed`, and why.
+    record says `interrupted` or `failed`, and why. So does that of a damaged trace, for which no server is started.
 
     Raises:
-        ReplayOptionError, RunDirectoryError, TraceError: nothing was started, and nothing created.
+        ReplayOptionError, RunDirectoryError, NoTraceError: nothing was started, and nothing created, so that the same
+            call can be repeated once what the message names is mended.
     """
-    vocab_size, bytes_per_token = read_model(options.model)
-    with TraceReader(options.trace) as trace:
+    model = read_model(options.model)
+    RunDirectory.require_new(options.out)
+    try:
+        reader = TraceReader(options.trace)
+    except NoTraceError:
+        raise
+    except TraceError as error:
+        return _failed_run(options, initial_record(options, model, None), error)
+    with reader as trace:
+        if not trace.tasks:
+            raise ReplayOptionError(f"{options.trace}: has no tasks; there is nothing to replay")
+        record = initial_record(options, model, trace)
+        try:
+            longest_tokens = longest_call_tokens(trace, model.vocab_size)
+        except TraceError as error:
+            return _failed_run(options, record, error)
+        context_tokens = max_model_len_tokens(options, model, longest_tokens)
         directory = RunDirectory.create(options.out)
-        record = initial_record(options, trace, bytes_per_token)
-        run = _Run(options, trace, directory, record, console, command_of)
+        run = _Run(options, model, context_tokens, trace, directory, record, console, command_of)
         directory.write_record(record)
-        with _terminate_interrupts():
+        with on_ending_signal(interrupt):
             try:
-                outcome = run.attempt(vocab_size, bytes_per_token)
+                outcome = run.attempt()
             except Exception as error:
                 run.finish("failed", f"{type(error).__name__}: {error}")
                 raise
@@ -63,11 +83,19 @@ def run_replay(
     return run.record
 
 
+def _failed_run(options: RunOptions, record: RunRecord, error: TraceError) -> RunRecord:
+    failed = replace(record, status="failed", error=str(error))
+    RunDirectory.create(options.out).write_record(failed)
+    return failed
+
+
 @dataclass
 class _Run:
     """The state that survives however a run ends."""
 
     options: RunOptions
+    model: ModelFacts
+    context_tokens: int
     trace: TraceReader
     directory: RunDirectory
     record: RunRecord
@@ -75,13 +103,11 @@ class _Run:
     command_of: Callable[[ServerOptions, int], list[str]]
     tally: Tally = field(default_factory=Tally)
 
-    def attempt(self, vocab_size: int, bytes_per_token: int) -> tuple[str, str | None]:
+    def attempt(self) -> tuple[str, str | None]:
         """Run it; returns the status and, unless complete, why it ended."""
         try:
-            longest_tokens = longest_call_tokens(self.trace, vocab_size)
             with tempfile.TemporaryDirectory(prefix="efficient-lmcache-metrics-") as metrics_dir:
-                options = self._server_options(longest_tokens, vocab_size, bytes_per_token, Path(metrics_dir))
-                return self._serve_and_drive(options)
+                return self._serve_and_drive(self._server_options(Path(metrics_dir)))
         except KeyboardInterrupt:
             return "interrupted", "interrupted before the replay ended"
         except (ServerLost, ServerError, MetricsError, TraceError) as error:
@@ -113,19 +139,17 @@ class _Run:
     def _update(self, **changed: Any) -> None:
         self.record = replace(self.record, **changed)
 
-    def _server_options(
-        self, longest_tokens: int, vocab_size: int, bytes_per_token: int, metrics_dir: Path
-    ) -> ServerOptions:
+    def _server_options(self, metrics_dir: Path) -> ServerOptions:
         options = self.options
         return ServerOptions(
             model=options.model,
-            vocab_size=vocab_size,
+            vocab_size=self.model.vocab_size,
             connector=options.connector if options.has_tier else "none",
             admission=options.admission,
             host_gib=options.host_gib,
             chunk_tokens=options.chunk_tokens,
-            max_model_len_tokens=-(-longest_tokens // BLOCK_TOKENS) * BLOCK_TOKENS,
-            bytes_per_token=bytes_per_token,
+            max_model_len_tokens=self.context_tokens,
+            bytes_per_token=self.model.bytes_per_token,
             decision_log=self.directory.decisions.resolve(),
             metrics_dir=metrics_dir,
             gpu_kv_tokens=options.gpu_kv_tokens,
@@ -157,9 +181,8 @@ class _Run:
         """False if a signal ended the replay."""
         loop, main_task = asyncio.get_running_loop(), asyncio.current_task()
         assert main_task is not None
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, main_task.cancel)
         with (
+            on_ending_signal(lambda: loop.call_soon_threadsafe(main_task.cancel)),
             open(self.directory.calls, "w") as calls,
             ReplayProgress(self.tally, self.record.calls, self.console) as progress,
         ):
@@ -175,14 +198,11 @@ class _Run:
                 return True
             except asyncio.CancelledError:
                 return False
-            finally:
-                for number in (signal.SIGINT, signal.SIGTERM):
-                    loop.remove_signal_handler(number)
-                    signal.signal(number, signal.default_int_handler)
 
     def _know_gpu_kv_tokens(self, before: Snapshot) -> None:
         tokens = int(before.label(KV_CACHE_INFO, "num_gpu_blocks")) * int(before.label(KV_CACHE_INFO, "block_size"))
         working_set = self.record.working_set
+        assert working_set.mean_prompt_tokens is not None
         gamma = gamma_g(working_set.pool, working_set.mean_prompt_tokens, tokens)
         self._update(gpu_kv_tokens=tokens, working_set=replace(working_set, gamma_g=gamma))
 
@@ -199,13 +219,3 @@ class _Run:
             evicted_chunks_per_rank=tier_increase(names.evicted_chunks),
             dedup_chunks_per_rank=tier_increase(names.deduplicated_chunks),
         )
-
-
-@contextmanager
-def _terminate_interrupts() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does: recorded, and with the server stopped."""
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

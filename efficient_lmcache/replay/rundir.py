@@ -58,17 +58,18 @@ class DecisionCounts:
 
 @dataclass(frozen=True, slots=True)
 class WorkingSet:
-    """Eq. 5 for the whole trace: A is the replay's pool, N the trace's mean prompt.
+    """Eq. 5 for the whole trace: A is the replay's pool, N the trace's mean prompt. All None but A without a trace.
 
     Attributes:
+        pool: A, tasks at the same time: the active pool, or as many as the trace has if those are fewer.
         bytes: (A - 1) N beta per rank.
         gamma_h: those bytes over the host tier's; None without a tier.
         gamma_g: A N over the GPU's KV tokens; None before the server has said how many those are.
     """
 
     pool: int
-    mean_prompt_tokens: float
-    bytes: float
+    mean_prompt_tokens: float | None
+    bytes: float | None
     gamma_h: float | None
     gamma_g: float | None
 
@@ -80,7 +81,7 @@ class RunRecord:
     Attributes:
         status: running | complete | interrupted | failed.
         error: why the run is not complete.
-        calls: calls of the trace; a complete run without errors has that many exact outputs.
+        calls: calls of the trace (0 if it cannot be opened); a complete run without errors has that many exact outputs.
         answered, errors, skipped: calls with an output, calls without, and calls whose task had failed.
         prompt_tokens, output_tokens: of the answered calls.
         computed_prefill_tokens: prompt tokens that vLLM computed, per request's first prefill.
@@ -132,10 +133,18 @@ class RunDirectory:
         self.decisions = path / "decisions.jsonl"
         self.server_log = path / "server.log"
 
+    @staticmethod
+    def require_new(path: Path) -> None:
+        try:
+            taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+        except OSError as error:
+            raise RunDirectoryError(f"{path}: cannot be read: {error.strerror}") from error
+        if taken:
+            raise RunDirectoryError(f"{path}: exists and is not an empty directory; name a new one")
+
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunDirectoryError(f"{path}: exists and is not an empty directory; name a new one")
+        cls.require_new(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

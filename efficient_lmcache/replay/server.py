@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import math
 import os
@@ -13,12 +14,12 @@ import subprocess
 import sys
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from efficient_lmcache.replay.localhost import open_url
 from efficient_lmcache.replay.protocol import FORCED_OUTPUT_PROCESSOR, VOCAB_SIZE_ENV
 
 _POLL_S = 0.25
@@ -26,10 +27,12 @@ _STOP_GRACE_S = 20.0
 _LOG_TAIL_LINES = 6
 _EXCEPTION_MESSAGE = re.compile(r"(Error|Exception): ")
 _GIB = 1 << 30
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class ServerError(RuntimeError):
-    """The server did not start, or is configured so that it cannot; the message says what to change or read."""
+    """The server did not start; the message says what to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class ServerOptions:
         host_gib: host tier in GiB per rank.
         chunk_tokens: b.
         block_tokens: tokens per block of vLLM's KV cache.
-        max_model_len_tokens: the longest prompt + output, rounded up to whole blocks.
+        max_model_len_tokens: the longest prompt + output that it must take.
         gpu_kv_tokens: K_G; None leaves it to vLLM.
         bytes_per_token: beta per rank.
         max_num_seqs, max_num_batched_tokens: vLLM's own limits per step; None leaves it to vLLM.
@@ -64,14 +67,6 @@ class ServerOptions:
     gpu_kv_tokens: int | None = None
     max_num_seqs: int = 16
     max_num_batched_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        # vLLM keeps one block for itself.
-        needed_tokens = self.max_model_len_tokens + self.block_tokens
-        if self.gpu_kv_tokens is not None and self.gpu_kv_tokens < needed_tokens:
-            raise ServerError(
-                f"gpu_kv_tokens is {self.gpu_kv_tokens}; the trace's longest call needs at least {needed_tokens}"
-            )
 
 
 def serve_command(options: ServerOptions, port: int) -> list[str]:
@@ -134,7 +129,11 @@ def environment(options: ServerOptions, inherited: Mapping[str, str]) -> dict[st
 
 
 class Server:
-    """The server's process group; a `with` block ends with all of it gone, however the block ends."""
+    """The server's process group; a `with` block ends with all of it gone, however the block ends.
+
+    Enter it in the main thread: on Linux the server is also told to end when the thread that started it does, so that
+    a killed process leaves no server behind.
+    """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], port: int, log: Path) -> None:
         self.log = log
@@ -151,6 +150,7 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
+                preexec_fn=_end_with_parent if _LIBC else None,
                 start_new_session=True,  # a terminal's Ctrl-C is ours alone; stopping reaches all children by the group
             )
         return self
@@ -201,10 +201,16 @@ class Server:
 
     def _healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.base_url}/health", timeout=5.0) as response:
+            with open_url(f"{self.base_url}/health", timeout=5.0) as response:
                 return bool(response.status == 200)
         except (urllib.error.URLError, OSError):
             return False
+
+
+def _end_with_parent() -> None:
+    """Runs in the forked child: the kernel sends it SIGTERM when its parent is gone, however that ended."""
+    assert _LIBC is not None
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def free_port() -> int:

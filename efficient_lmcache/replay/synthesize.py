@@ -18,7 +18,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from efficient_lmcache.replay.trace import Call, Manifest, Tokens, TraceWriter
+from efficient_lmcache.replay.spelling import option
+from efficient_lmcache.replay.trace import MAX_VOCAB_SIZE, Call, Manifest, Tokens, TraceWriter
 
 PAPER_TASKS = 79
 PAPER_CALLS_PER_TASK = 56.0
@@ -31,6 +32,7 @@ _OBSERVATION_SIGMA = 1.3  # most tool outputs are short, a few are whole files
 _OBSERVATION_CAP = 25  # times the mean: agents cut what is longer
 _TASK_SIGMA = 0.5  # some tasks read much more than others
 _GAP_SIGMA = 1.0
+_LARGEST = 10_000_000  # mean or count; far above any agent's, and its arrays still fit into memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +60,20 @@ class Workload:
 
     def __post_init__(self) -> None:
         for name in ("tasks", "calls_per_task", "system_tokens", "issue_tokens", "output_tokens", "observation_tokens"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.vocab_size < 2:
-            raise ValueError(f"vocab_size is {self.vocab_size}; it must be at least 2")
+            if not 1 <= getattr(self, name) <= _LARGEST:
+                raise ValueError(f"{option(name)} is {getattr(self, name)}; it must be from 1 to {_LARGEST}")
+        if not 2 <= self.vocab_size <= MAX_VOCAB_SIZE:
+            raise ValueError(f"--vocab is {self.vocab_size}; it must be from 2 to {MAX_VOCAB_SIZE}")
         if self.max_output_tokens is not None and self.max_output_tokens < 1:
-            raise ValueError(f"max_output_tokens is {self.max_output_tokens}; it must be at least 1")
+            raise ValueError(f"--max-output is {self.max_output_tokens}; it must be at least 1")
         if self.max_prompt_tokens <= self.system_tokens:
             raise ValueError(
-                f"max_prompt_tokens is {self.max_prompt_tokens}; it must exceed system_tokens, {self.system_tokens}"
+                f"--max-prompt is {self.max_prompt_tokens}; it must exceed --system-tokens, {self.system_tokens}"
             )
         if not (math.isfinite(self.median_gap_s) and self.median_gap_s >= 0):
-            raise ValueError(f"median_gap_s is {self.median_gap_s}; it must be a finite number >= 0")
+            raise ValueError(f"--median-gap is {self.median_gap_s}; it must be a finite number >= 0")
         if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; it must not be negative")
+            raise ValueError(f"--seed is {self.seed}; it must not be negative")
 
 
 def synthesize(

@@ -12,10 +12,11 @@ import numpy as np
 from efficient_lmcache.replay.extras import require
 from efficient_lmcache.replay.trace import Tokens, TraceError
 
-ALLOWED = "allowed are 'tekken', 'bpe:VOCAB' or a directory with a tokenizer.json"
+ALLOWED = "allowed are 'tekken', 'bpe:VOCAB' or a Hugging Face tokenizer's directory"
 TURN_MARKERS = ("<|im_start|>", "<|im_end|>")
 _TEKKEN_FILE = "tekken_240911.json"
 _BYTES = 256
+_LARGEST_BPE = 1 << 20  # its trainer takes memory for as many at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ def load_tokenizer(spec: str, texts: Callable[[], Iterable[str]]) -> Tokenizer:
         return _train_bpe(spec, texts)
     directory = Path(spec)
     if (directory / "tokenizer.json").is_file():
+        return _load_tokenizer_json(directory)
+    if directory.is_dir():
         return _load_directory(directory)
     raise TraceError(f"tokenizer {spec!r}: no such tokenizer; {ALLOWED}")
 
@@ -68,8 +71,8 @@ def _train_bpe(spec: str, texts: Callable[[], Iterable[str]]) -> Tokenizer:
     """A byte-level BPE of at most VOCAB ids; the same texts in the same order give the same tokenizer."""
     smallest = _BYTES + len(TURN_MARKERS)
     size_text = spec.removeprefix("bpe:")
-    if not size_text.isascii() or not size_text.isdigit() or int(size_text) < smallest:
-        raise TraceError(f"tokenizer {spec!r}: VOCAB must be an integer of at least {smallest}; {ALLOWED}")
+    if not size_text.isascii() or not size_text.isdigit() or not smallest <= int(size_text) <= _LARGEST_BPE:
+        raise TraceError(f"tokenizer {spec!r}: VOCAB must be an integer from {smallest} to {_LARGEST_BPE}; {ALLOWED}")
     library = require("tokenizers", f"tokenizer {spec!r}")
     model = library.Tokenizer(library.models.BPE())
     model.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -83,7 +86,7 @@ def _train_bpe(spec: str, texts: Callable[[], Iterable[str]]) -> Tokenizer:
     return Tokenizer(spec, int(size_text), _encoder(model))
 
 
-def _load_directory(directory: Path) -> Tokenizer:
+def _load_tokenizer_json(directory: Path) -> Tokenizer:
     library = require("tokenizers", f"tokenizer {str(directory)!r}")
     try:
         model = library.Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -91,6 +94,22 @@ def _load_directory(directory: Path) -> Tokenizer:
         raise TraceError(f"tokenizer {directory}: tokenizer.json cannot be read: {error}") from error
     vocab_size = max(model.get_vocab(with_added_tokens=True).values()) + 1
     return Tokenizer(directory.resolve().name, vocab_size, _encoder(model))
+
+
+def _load_directory(directory: Path) -> Tokenizer:
+    """A directory without a tokenizer.json: transformers knows the older layouts, such as vocab.json + merges.txt."""
+    library = require("transformers", f"tokenizer {str(directory)!r}")
+    try:
+        model = library.AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever the tokenizer's own class raises
+        reason = str(error).strip().partition("\n")[0]
+        raise TraceError(f"tokenizer {directory}: not a Hugging Face tokenizer's directory: {reason}") from error
+
+    def encode_batch(texts: list[str]) -> list[Tokens]:
+        encoded = model(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+        return [np.asarray(ids, np.uint32) for ids in encoded]
+
+    return Tokenizer(directory.resolve().name, max(model.get_vocab().values()) + 1, encode_batch)
 
 
 def _encoder(model: Any) -> Callable[[list[str]], list[Tokens]]:

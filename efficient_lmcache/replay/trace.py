@@ -21,11 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from efficient_lmcache.replay import frames
-from efficient_lmcache.replay.frames import TraceError
+from efficient_lmcache.replay.frames import NoTraceError, TraceError
 
 __all__ = [
+    "MAX_VOCAB_SIZE",
     "Call",
     "Manifest",
+    "NoTraceError",
     "TaskInfo",
     "Tokens",
     "Totals",
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 Tokens = npt.NDArray[np.uint32]  # one-dimensional
+MAX_VOCAB_SIZE = 1 << 32
 _UINT16_IDS = 1 << 16
 _HASH_BLOCK_BYTES = 1 << 20
 
@@ -124,8 +127,8 @@ class TraceWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str], manifest: Manifest) -> None:
-        if manifest.vocab_size < 1:
-            raise TraceError(f"{path}: vocab_size is {manifest.vocab_size}; it must be at least 1")
+        if not 1 <= manifest.vocab_size <= MAX_VOCAB_SIZE:
+            raise TraceError(f"{path}: vocab_size is {manifest.vocab_size}; it must be from 1 to {MAX_VOCAB_SIZE}")
         self.path = Path(path)
         self.manifest = manifest
         self._partial = self.path.with_name(self.path.name + ".partial")
@@ -193,7 +196,8 @@ class TraceReader:
         manifest, tasks (the index, in recorded order), totals.
         sha256: hex digest of everything before the footer; it identifies the workload.
 
-    Raises TraceError, at opening or while reading, naming the file and the record that is at fault.
+    Raises TraceError, at opening or while reading, naming the file and the record that is at fault; NoTraceError
+    where there is no trace at all.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -203,9 +207,9 @@ class TraceReader:
         except FileNotFoundError:
             partial = self.path.with_name(self.path.name + ".partial")
             hint = f"; {partial.name} beside it is an unfinished write, make it again" if partial.exists() else ""
-            raise TraceError(f"{self.path}: no such trace{hint}") from None
+            raise NoTraceError(f"{self.path}: no such trace{hint}") from None
         except OSError as error:
-            raise TraceError(f"{self.path}: cannot be read: {error.strerror}") from error
+            raise NoTraceError(f"{self.path}: cannot be read: {error.strerror}") from error
         try:
             self._open()
         except BaseException:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice, takewhile
 
+from efficient_lmcache.replay.spelling import option
 from efficient_lmcache.replay.trace import Call, TraceError, TraceReader, TraceWriter
 
 
@@ -35,10 +36,10 @@ def trim(
     limits = {"tasks": tasks, "calls": calls, "max_prompt": max_prompt, "max_output": max_output}
     given = {name: limit for name, limit in limits.items() if limit is not None}
     if not given:
-        raise TraceError(f"nothing to trim; give at least one of {', '.join(limits)}")
+        raise TraceError(f"nothing to trim; give at least one of {', '.join(map(option, limits))}")
     for name, limit in given.items():
         if limit < 1:
-            raise TraceError(f"{name} is {limit}; it must be at least 1")
+            raise TraceError(f"{option(name)} is {limit}; it must be at least 1")
     with TraceReader(source) as reader:
         history = (*reader.manifest.history, {"step": "trim", **given})
         total = len(reader.tasks) if tasks is None else tasks

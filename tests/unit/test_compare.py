@@ -34,6 +34,7 @@ def make_run(parent: Path, name: str, admission: str, host_gib: float, **changed
         "makespan_s": 20.0,
         "working_set": {"gamma_h": 1 / host_gib if host_gib else None},
         "decisions": {"declined": 0, "total": 0},
+        "options": {"admission": admission, "host_gib": host_gib, "out": name, "active_pool": 4, "chunk_tokens": 128},
         "trace": {"sha256": "a" * 64, "name": "some"},
         **changed,
     }
@@ -64,6 +65,43 @@ def test_our_offload_run_is_the_base_if_lmcaches_own_is_there_too(tmp_path: Path
     ]
     rows = {row["connector"]: row for row in compare(runs)}
     assert rows["lmcache"]["computed_prefill_tokens_to_offload"] == 2.0
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"status": "interrupted"},
+        {"options": {"active_pool": 8, "chunk_tokens": 128}},
+        {"options": {"active_pool": 4, "chunk_tokens": 256}},
+    ],
+)
+def test_a_partial_run_or_one_under_other_options_has_no_ratio_and_is_no_base(
+    changed: dict[str, Any], tmp_path: Path
+) -> None:
+    runs = [make_run(tmp_path, "a", "none", 1.0, **changed), make_run(tmp_path, "b", "fixed", 1.0)]
+    ratios = {row["admission"]: row["makespan_s_to_offload"] for row in compare(runs)}
+    assert ratios["fixed"] is None
+    runs = [make_run(tmp_path, "c", "none", 1.0), make_run(tmp_path, "d", "fixed", 1.0, **changed)]
+    ratios = {row["admission"]: row["makespan_s_to_offload"] for row in compare(runs)}
+    assert ratios == {"none": 1.0, "fixed": None}
+
+
+def test_a_run_whose_trace_could_not_be_opened_is_refused_among_others(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path, "a", "none", 1.0),
+        make_run(tmp_path, "b", "none", 1.0, trace={"sha256": None, "name": "some"}, error="some: truncated"),
+    ]
+    with pytest.raises(CompareError, match="b has nothing to compare: some: truncated"):
+        compare(runs)
+
+
+def test_no_two_columns_share_a_heading_and_skipped_calls_are_told_from_errors(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "a", "none", 1.0, errors=1, skipped=3)
+    heading, _, cells = (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in render(compare([run]), "markdown").split("\n")
+    )
+    assert len(set(heading)) == len(heading)
+    assert cells[heading.index("errors")] == "1 + 3 skipped"
 
 
 def test_runs_of_different_traces_are_refused(tmp_path: Path) -> None:

@@ -191,8 +191,15 @@ def test_first_mismatch_finds_wrong_missing_and_surplus_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"active_pool": 0}, {"time_scale": -1.0}, {"time_scale": float("nan")}, {"call_timeout_s": 0.0}]
+    ("options", "name"),
+    [
+        ({"active_pool": 0}, "--active-pool"),
+        ({"time_scale": -1.0}, "--time-scale"),
+        ({"time_scale": float("nan")}, "--time-scale"),
+        ({"call_timeout_s": 0.0}, "--call-timeout-s"),
+        ({"call_timeout_s": float("inf")}, "--call-timeout-s"),
+    ],
 )
-def test_options_out_of_range_are_named(options: dict[str, Any]) -> None:
-    with pytest.raises(ReplayOptionError, match=next(iter(options))):
+def test_options_out_of_range_are_named(options: dict[str, Any], name: str) -> None:
+    with pytest.raises(ReplayOptionError, match=f"{name} is "):
         DriverOptions(**{"active_pool": 1, **options})

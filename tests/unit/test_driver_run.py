@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,18 @@ from efficient_lmcache.replay.options import RunOptions
 from efficient_lmcache.replay.run import run_replay
 from efficient_lmcache.replay.rundir import RunDirectoryError, RunRecord
 from efficient_lmcache.replay.server import ServerOptions
-from efficient_lmcache.replay.trace import Call, Manifest, TraceError, TraceReader, TraceWriter
+from efficient_lmcache.replay.trace import Call, Manifest, TraceReader, TraceWriter
 
 FAKE_SERVER = Path(__file__).with_name("fake_server.py")
 VOCAB_SIZE = 100
+SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "dtype": "bfloat16",
+}
 
 
 def fake_command(*faults: str) -> Any:
@@ -39,9 +48,12 @@ def fake_command(*faults: str) -> Any:
 def model(tmp_path: Path) -> Path:
     directory = tmp_path / "model"
     directory.mkdir()
-    config = {"vocab_size": VOCAB_SIZE, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
-    (directory / "config.json").write_text(json.dumps({**config, "num_key_value_heads": 2, "dtype": "bfloat16"}))
+    write_config(directory)
     return directory
+
+
+def write_config(directory: Path, **changed: Any) -> None:
+    (directory / "config.json").write_text(json.dumps({**SHAPE, **changed}))
 
 
 @pytest.fixture
@@ -163,19 +175,65 @@ def test_a_token_outside_the_models_vocabulary_is_one_error_in_a_kept_run(model:
     record, _, rows = run(options(model, trace))
     assert record.status == "failed"
     assert "task 'task-0', call 2 has token id 100; the model's vocabulary allows 0 to 99" in str(record.error)
+    assert "`trace import --vocab`" in str(record.error)
+    assert "`model create --vocab`" in str(record.error)
     assert rows == []
 
 
-def test_a_truncated_trace_is_refused_before_anything_is_created(model: Path, trace: Path) -> None:
+def test_a_truncated_trace_is_one_error_in_a_kept_run(model: Path, trace: Path) -> None:
     trace.write_bytes(trace.read_bytes()[:-10])
-    with pytest.raises(TraceError, match=str(trace)):
-        run(options(model, trace))
-    assert not (trace.parent / "run").exists()
+    record, written, rows = run(options(model, trace))
+    assert (record.status, record.calls, rows) == ("failed", 0, [])
+    assert str(record.error).startswith(f"{trace}: unfinished, truncated or damaged at its end")
+    assert written["trace"] == {"name": "trace", "sha256": None}
+    assert written["working_set"] == {**dict.fromkeys(written["working_set"]), "pool": 2}
 
 
-def test_a_gpu_cache_smaller_than_the_longest_call_is_one_error(model: Path, trace: Path) -> None:
-    record, _, _ = run(options(model, trace, gpu_kv_tokens=200))
-    assert record.error == "gpu_kv_tokens is 200; the trace's longest call needs at least 256"
+def test_a_damaged_task_is_one_error_in_a_kept_run(model: Path, trace: Path) -> None:
+    content = bytearray(trace.read_bytes())
+    with TraceReader(trace) as reader:
+        content[reader._offsets[1] + 20] ^= 1
+    trace.write_bytes(content)
+    record, _, rows = run(options(model, trace))
+    assert (record.status, record.calls, rows) == ("failed", 9, [])
+    assert "task 'task-1' (number 2) is damaged" in str(record.error)
+
+
+@pytest.mark.parametrize(
+    ("changed", "config", "message"),
+    [
+        ({"gpu_kv_tokens": 200}, {}, "--gpu-kv-tokens is 200; the trace's longest call needs at least 256"),
+        ({}, {"max_position_embeddings": 5}, r"longest call has 6 tokens .* takes 5 .*`trace trim --max-prompt`"),
+        ({}, {"text_config": {**SHAPE, "max_position_embeddings": 5}}, "longest call has 6 tokens"),
+        ({"model": Path("absent")}, {}, "absent/config.json"),
+        ({"trace": Path("absent")}, {}, "absent: no such trace"),
+        ({"trace": Path(__file__)}, {}, "not a trace"),
+    ],
+)
+def test_what_the_user_can_mend_is_refused_before_anything_is_created(
+    changed: dict[str, Any], config: dict[str, Any], message: str, model: Path, trace: Path
+) -> None:
+    write_config(model, **config)
+    run_options = replace(options(model, trace), **changed)
+    with pytest.raises(ValueError, match=message):
+        run(run_options)
+    assert not run_options.out.exists()
+
+
+def test_the_working_set_is_that_of_the_tasks_there_are(model: Path, trace: Path) -> None:
+    _, written, _ = run(options(model, trace, active_pool=50))
+    assert (written["active_pool"], written["working_set"]["pool"]) == (50, 3)
+    assert written["working_set"]["bytes"] == (3 - 1) * 3.0 * 128
+
+
+def test_a_proxy_in_the_environment_is_not_asked_for_our_own_server(
+    model: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    record, _, _ = run(options(model, trace, start_timeout_s=60.0))
+    assert (record.status, record.error) == ("complete", None)
 
 
 def test_a_directory_that_holds_anything_is_refused(model: Path, trace: Path) -> None:
@@ -186,11 +244,8 @@ def test_a_directory_that_holds_anything_is_refused(model: Path, trace: Path) ->
         run(run_options)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_stops_the_server_and_leaves_a_valid_partial_run(
-    number: signal.Signals, model: Path, trace: Path
-) -> None:
-    run_options = options(model, trace, active_pool=1)
+def start_run_that_hangs(model: Path, trace: Path) -> subprocess.Popen[bytes]:
+    """Another process that replays, and gets no answer to its fifth call."""
     script = f"""
 import sys
 from pathlib import Path
@@ -203,29 +258,54 @@ record = run_replay(run_options, Console(), fake_command("hang@5"))
 sys.exit(0 if record.status == "interrupted" else 1)
 """
     process = subprocess.Popen([sys.executable, "-c", script])
-    calls = run_options.out / "calls.jsonl"
+    calls = trace.parent / "run" / "calls.jsonl"
     while not (calls.exists() and len(calls.read_text().splitlines()) == 4):
         assert process.poll() is None
         time.sleep(0.05)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_stops_the_server_and_leaves_a_valid_partial_run(
+    number: signal.Signals, model: Path, trace: Path
+) -> None:
+    run_options = options(model, trace)
+    process = start_run_that_hangs(model, trace)
     process.send_signal(number)
     assert process.wait(60) == 0
     written = json.loads((run_options.out / "run.json").read_text())
     assert (written["status"], written["outputs_exact"], written["errors"]) == ("interrupted", 4, 0)
     assert written["computed_prefill_tokens"] is not None
+    calls = run_options.out / "calls.jsonl"
     assert json.loads(calls.read_text().splitlines()[-1])["status"] in ("answered", "cancelled")
     assert processes_of(run_options) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent is gone")
+def test_a_killed_run_leaves_no_server_behind(model: Path, trace: Path) -> None:
+    run_options = options(model, trace)
+    process = start_run_that_hangs(model, trace)
+    assert processes_of(run_options) != []
+    process.kill()
+    process.wait(60)
+    deadline_s = time.monotonic() + 60
+    while processes_of(run_options):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    assert json.loads((run_options.out / "run.json").read_text())["status"] == "running"
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"admission": "some"}, "admission is 'some'; allowed: recompute, none, fixed, conditioned"),
-        ({"connector": "other"}, "connector is 'other'; allowed: efficient, lmcache"),
+        ({"admission": "some"}, "--admission is 'some'; allowed: recompute, none, fixed, conditioned"),
+        ({"connector": "other"}, "--connector is 'other'; allowed: efficient, lmcache"),
         ({"connector": "lmcache", "admission": "fixed", "host_gib": 1.0}, "lmcache has no write admission"),
-        ({"admission": "none"}, "host_gib is 0.0; it must be positive"),
-        ({"chunk_tokens": 100}, "chunk_tokens is 100; it must be a multiple of 128"),
-        ({"gpu_kv_tokens": 0}, "gpu_kv_tokens is 0; it must be at least 1"),
-        ({"active_pool": 0}, "active_pool is 0; it must be at least 1"),
+        ({"admission": "none"}, "--host-gib is required for admission none: a positive number, not 0"),
+        ({"chunk_tokens": 100}, "--chunk-tokens is 100; it must be a multiple of 128"),
+        ({"gpu_kv_tokens": 0}, "--gpu-kv-tokens is 0; it must be at least 1"),
+        ({"active_pool": 0}, "--active-pool is 0; it must be at least 1"),
+        ({"call_timeout_s": float("inf")}, "--call-timeout-s is inf; it must be a finite number > 0"),
     ],
 )
 def test_an_option_out_of_range_is_named(changed: dict[str, Any], message: str, model: Path, trace: Path) -> None:
@@ -247,8 +327,14 @@ def test_the_command_line_reports_user_errors_in_one_line(model: Path, trace: Pa
     ]
     result = CliRunner().invoke(app, [*arguments, "--admission", "none"])
     assert result.exit_code == 2
-    assert result.output.strip() == "error: host_gib is 0.0; it must be positive"
+    assert result.output.strip() == "error: --host-gib is required for admission none: a positive number, not 0"
     missing = CliRunner().invoke(app, [*arguments, "--admission", "recompute", "--model", str(model / "absent")])
     assert missing.exit_code == 2
     assert missing.output.startswith("error: ")
     assert "config.json" in missing.output
+    trace.write_bytes(trace.read_bytes()[:-10])
+    damaged = CliRunner().invoke(app, [*arguments, "--admission", "recompute"])
+    assert damaged.exit_code == 1
+    assert damaged.output.startswith(f"error: {trace}: unfinished, truncated or damaged")
+    assert damaged.output.strip().endswith(f"; partial run in {trace.parent / 'r'}")
+    assert len(damaged.output.splitlines()) == 1

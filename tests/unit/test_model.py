@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from efficient_lmcache.cli import app
 from efficient_lmcache.replay.model import MARKER, create_model
 
 torch = pytest.importorskip("torch", reason="needs torch, which the extras cpu and gpu bring")
@@ -50,8 +52,28 @@ def test_its_own_directory_is_replaced_but_no_other(tmp_path: Path) -> None:
 
 
 def test_impossible_sizes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="vocab_size is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="--vocab is 0; it must be from 1 to"):
         create_model(tmp_path / "m", vocab_size=0)
+    with pytest.raises(ValueError, match="--max-model-len is 10000000000; it must be from 1 to"):
+        create_model(tmp_path / "m", max_model_len=10**10)
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="not a directory"):
         create_model(tmp_path / "file")
+
+
+def test_the_command_line_sets_vocabulary_and_context(tmp_path: Path) -> None:
+    arguments = ["model", "create", str(tmp_path / "m"), "--vocab", "512", "--max-model-len", "4096"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert (config["vocab_size"], config["max_position_embeddings"]) == (512, 4096)
+
+
+@pytest.mark.parametrize("arguments", [["/dev/null/m", "--vocab", "512"], ["m", "--vocab", "9" * 20]])
+def test_a_model_that_cannot_be_made_is_one_line_and_exit_code_2(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["model", "create", *arguments])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1

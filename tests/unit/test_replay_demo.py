@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+from efficient_lmcache.cli import app
+from efficient_lmcache.replay import demo
 from efficient_lmcache.replay.demo import DemoOptions, _new_directory, _plan, reading
 from efficient_lmcache.replay.preflight import longest_call_tokens
 from efficient_lmcache.replay.synthesize import synthesize
@@ -56,3 +60,24 @@ def test_an_earlier_demonstration_is_kept(tmp_path: Path) -> None:
     first = _new_directory(tmp_path / "demo")
     (first / "run.json").touch()
     assert _new_directory(tmp_path / "demo") == tmp_path / "demo-2"
+
+
+def test_an_output_directory_that_cannot_be_made_is_one_line_and_exit_code_2() -> None:
+    pytest.importorskip("vllm", reason="needs vllm, from the extras cpu and gpu")
+    result = CliRunner().invoke(app, ["demo", "--out", "/dev/null/x"])
+    assert result.exit_code == 2
+    assert result.stderr == "error: --out /dev/null/x: cannot be created: Not a directory\n"
+
+
+def test_an_interrupted_demonstration_says_so_with_exit_code_130(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("vllm", reason="needs vllm, from the extras cpu and gpu")
+
+    def interrupted_run(*_: object) -> SimpleNamespace:  # stands for Ctrl-C during the first run
+        return SimpleNamespace(status="interrupted")
+
+    monkeypatch.setattr(demo, "run_replay", interrupted_run)
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "d")])
+    assert result.exit_code == 130
+    assert result.stderr == "error: interrupted; finished and partial runs are kept\n"

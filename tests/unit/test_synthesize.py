@@ -101,12 +101,16 @@ def test_the_manifest_records_the_parameters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tasks": 0}, "tasks is 0; it must be at least 1"),
-        ({"output_tokens": 0.5}, "output_tokens is 0.5"),
-        ({"vocab_size": 1}, "vocab_size is 1"),
-        ({"max_prompt_tokens": 100}, "must exceed system_tokens"),
-        ({"median_gap_s": float("nan")}, "median_gap_s is nan"),
-        ({"seed": -1}, "seed is -1"),
+        ({"tasks": 0}, "--tasks is 0; it must be from 1"),
+        ({"output_tokens": 0.5}, "--output-tokens is 0.5"),
+        ({"calls_per_task": float("inf")}, "--calls-per-task is inf; it must be from 1 to 10000000"),
+        ({"issue_tokens": float("inf")}, "--issue-tokens is inf"),
+        ({"observation_tokens": float("nan")}, "--observation-tokens is nan"),
+        ({"vocab_size": 1}, "--vocab is 1"),
+        ({"vocab_size": (1 << 32) + 1}, "--vocab is 4294967297; it must be from 2 to 4294967296"),
+        ({"max_prompt_tokens": 100}, "--max-prompt is 100; it must exceed --system-tokens"),
+        ({"median_gap_s": float("nan")}, "--median-gap is nan"),
+        ({"seed": -1}, "--seed is -1"),
     ],
 )
 def test_an_impossible_workload_is_refused(arguments: dict[str, Any], message: str) -> None:

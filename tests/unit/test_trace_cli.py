@@ -76,8 +76,16 @@ def test_an_existing_output_is_replaced_only_by_force(trace: Path) -> None:
     [
         (["info", "absent"], "error: absent: no such trace"),
         (["trim", "absent", "--out", "u", "--calls", "1"], "error: absent: no such trace"),
-        (["synthesize", "--out", "no/such/folder/t"], "error: "),
-        (["synthesize", "--out", "t", "--tasks", "0"], "error: tasks is 0; it must be at least 1"),
+        (["synthesize", "--out", "no/folder/t"], "error: --out no/folder/t: there is no directory no/folder; make it"),
+        (["synthesize", "--out", ".", "--force"], "error: --out .: is a directory; name a file"),
+        (["synthesize", "--out", "t", "--tasks", "0"], "error: --tasks is 0; it must be from 1"),
+        (["synthesize", "--out", "t", "--calls-per-task", "inf"], "error: --calls-per-task is inf; it must be from 1"),
+        (["synthesize", "--out", "t", "--issue-tokens", "inf"], "error: --issue-tokens is inf; it must be from 1"),
+        (["synthesize", "--out", "t", "--vocab", "9" * 20], "error: --vocab is 99999999999999999999; it must be"),
+        (
+            ["import", "x.jsonl", "--tokenizer", "tekken", "--out", "no/t"],
+            "error: --out no/t: there is no directory no;",
+        ),
         (["import", "x.jsonl", "--format", "other", "--tokenizer", "tekken", "--out", "t"], "error: --format 'other'"),
         (["import", "x.jsonl", "--tokenizer", "tekken", "--out", "t"], "error: x.jsonl: no such file"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -62,6 +63,26 @@ def test_a_directory_with_a_tokenizer_is_used_under_its_name(tmp_path: Path) -> 
     assert tokenizer.encode_batch(["a b a b"])[0].tolist() == [0, 5, 0, 5]
 
 
+def test_a_directory_without_a_tokenizer_json_is_read_by_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs the package transformers, from the extras cpu and gpu")
+    directory = tmp_path / "older"
+    directory.mkdir()
+    letters = {letter: number for number, letter in enumerate("abcĠ")}
+    (directory / "vocab.json").write_text(json.dumps({**letters, "ab": 4, "<|endoftext|>": 7}))
+    (directory / "merges.txt").write_text("#version: 0.2\na b\n")
+    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    tokenizer = load_tokenizer(str(directory), no_texts)
+    assert (tokenizer.name, tokenizer.vocab_size) == ("older", 8)
+    assert [ids.tolist() for ids in tokenizer.encode_batch(["abc ab", ""])] == [[4, 2, 3, 4], []]
+
+
+def test_a_directory_without_any_tokenizer_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs the package transformers, from the extras cpu and gpu")
+    with pytest.raises(TraceError, match=f"tokenizer {tmp_path}: not a Hugging Face tokenizer's directory: ") as error:
+        load_tokenizer(str(tmp_path), no_texts)
+    assert "\n" not in str(error.value)
+
+
 def test_tekken_ships_with_vllms_dependencies() -> None:
     pytest.importorskip("mistral_common", reason="needs mistral_common, which vLLM depends on")
     tokenizer = load_tokenizer("tekken", no_texts)
@@ -73,8 +94,9 @@ def test_tekken_ships_with_vllms_dependencies() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("gpt2", "tokenizer 'gpt2': no such tokenizer; allowed are 'tekken', 'bpe:VOCAB' or a directory"),
-        ("bpe:12", "tokenizer 'bpe:12': VOCAB must be an integer of at least 258"),
+        ("gpt2", "tokenizer 'gpt2': no such tokenizer; allowed are 'tekken', 'bpe:VOCAB' or a Hugging Face"),
+        ("bpe:12", "tokenizer 'bpe:12': VOCAB must be an integer from 258 to 1048576"),
+        ("bpe:" + "9" * 24, "VOCAB must be an integer from 258 to 1048576"),
         ("bpe:many", "tokenizer 'bpe:many': VOCAB must be an integer"),
     ],
 )

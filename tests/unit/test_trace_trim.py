@@ -64,8 +64,8 @@ def test_the_manifest_records_every_step(full: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({}, "nothing to trim; give at least one of tasks, calls, max_prompt, max_output"),
-        ({"calls": 0}, "calls is 0; it must be at least 1"),
+        ({}, "nothing to trim; give at least one of --tasks, --calls, --max-prompt, --max-output"),
+        ({"calls": 0}, "--calls is 0; it must be at least 1"),
         ({"tasks": 6}, "cannot keep 6 tasks; it has 5"),
         ({"max_prompt": 1}, "nothing is left"),
     ],

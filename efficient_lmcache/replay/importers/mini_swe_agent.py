@@ -55,7 +55,7 @@ def import_mini_swe_agent(
     """
     source = Path(source)
     if vocab_size is not None and vocab_size < 1:
-        raise TraceError(f"vocab_size is {vocab_size}; it must be at least 1")
+        raise TraceError(f"--vocab is {vocab_size}; it must be at least 1")
     chosen, skipped, began_s = _choose(source, tasks, seed)
 
     def trajectories() -> Iterator[Trajectory]:
