@@ -36,14 +36,15 @@ def wait_until(holds: Callable[[], object]) -> None:
 
 
 def test_the_newest_report_is_at_hand_with_the_receivers_clock(tmp_path: Path) -> None:
+    start_s = time.monotonic()
     poller = ReportPoller(ReportReader(LocalSource("engine", tmp_path / "channels"), "engine"), interval_s=0.01)
     try:
         assert poller.report is None
-        sink, before_s = LocalSink("engine", tmp_path / "channels"), time.monotonic()
+        sink = LocalSink("engine", tmp_path / "channels")
         sink.publish(encode(REPORT))
         wait_until(lambda: poller.report)
         assert poller.report is not None
-        assert before_s <= poller.report.received_s <= time.monotonic()
+        assert start_s <= poller.report.received_s <= time.monotonic()
         sink.close()
     finally:
         poller.close()
