@@ -2,6 +2,9 @@
 python := .venv/bin/python
 ready := .venv/ready
 
+# Set-up leaves compiling to the first use; where this is set, every server start would compile vLLM anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint clean
 
