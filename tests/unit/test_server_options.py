@@ -81,3 +81,8 @@ def test_the_environment_fixes_what_would_make_runs_differ() -> None:
     assert variables["EFFICIENT_LMCACHE_VOCAB_SIZE"] == "16384"
     assert variables["PYTHONHASHSEED"] == "0"
     assert variables["VLLM_CPU_OMP_THREADS_BIND"] != "auto"
+
+
+def test_the_model_is_compiled_only_where_that_pays() -> None:
+    assert "--enforce-eager" not in serve_command(options(), 1)
+    assert "--enforce-eager" in serve_command(options(compile_model=False), 1)
