@@ -48,7 +48,6 @@ class Engine:
             model,
             skip_tokenizer_init=True,
             block_size=128,
-            enforce_eager=True,  # compiling the small model takes longer than it saves
             num_gpu_blocks_override=gpu_blocks,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
