@@ -30,7 +30,6 @@ def recompute_server(replay_model: Path, tmp_path_factory: pytest.TempPathFactor
     metrics_dir = directory / "metrics"
     metrics_dir.mkdir()
     options = ServerOptions(
-        compile_model=False,
         model=replay_model,
         vocab_size=REPLAY_VOCAB_SIZE,
         connector="none",
