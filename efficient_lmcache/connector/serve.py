@@ -36,7 +36,7 @@ def with_connector(argv: Sequence[str]) -> list[str]:
         OptionError: for a transfer configuration that is no JSON object or has a bad `efficient.*` option.
     """
     arguments = list(argv)
-    given_dotted = False
+    dotted: set[str] = set()
     for index, argument in enumerate(arguments):
         name, separator, value = argument.partition("=")
         name = name.replace("_", "-")
@@ -50,11 +50,11 @@ def with_connector(argv: Sequence[str]) -> list[str]:
             return arguments
         if name == "--config" and _set_in_file(value):
             return arguments
-        given_dotted = given_dotted or name.startswith(f"{_TRANSFER_CONFIG}.")
-    if given_dotted:
+        if name.startswith(f"{_TRANSFER_CONFIG}."):
+            dotted.add(name.split(".")[1])
+    if dotted:
         # vLLM merges dotted options with each other, not with a whole configuration.
-        given = " ".join(arguments).replace("_", "-")
-        missing = [key for key in DEFAULT_TRANSFER_CONFIG if f"{_TRANSFER_CONFIG}.{key}".replace("_", "-") not in given]
+        missing = [key for key in DEFAULT_TRANSFER_CONFIG if key.replace("_", "-") not in dotted]
         return [*arguments, *(f"{_TRANSFER_CONFIG}.{key}={DEFAULT_TRANSFER_CONFIG[key]}" for key in missing)]
     return [*arguments, _TRANSFER_CONFIG, json.dumps(DEFAULT_TRANSFER_CONFIG)]
 

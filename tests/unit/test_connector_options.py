@@ -71,3 +71,12 @@ def test_serve_keeps_a_transfer_configuration_from_a_config_file(tmp_path):
 def test_serve_completes_dotted_options_with_the_connector():
     arguments = with_connector(["model", "--kv-transfer-config.kv_role=kv_both"])
     assert arguments[2:] == ["--kv-transfer-config.kv_connector=EfficientLMCacheConnector"]
+
+
+def test_a_dotted_extra_configuration_is_not_taken_for_the_connectors_name():
+    extra = "--kv-transfer-config.kv_connector_extra_config.efficient.admission=none"
+    arguments = with_connector(["model", extra])
+    assert arguments[2:] == [
+        "--kv-transfer-config.kv_connector=EfficientLMCacheConnector",
+        "--kv-transfer-config.kv_role=kv_both",
+    ]
