@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from efficient_lmcache.connector import vllm_adapter
 from efficient_lmcache.connector.metrics import StatsCollector
@@ -24,13 +24,25 @@ SKIP_SAVE_KEY = "lmcache.skip_save"
 _logger = logging.getLogger(__name__)
 
 
+class HasReport(Protocol):
+    """Holds the newest tier report: an attribute, as reading it must cost nothing."""
+
+    report: TierReport | None
+
+
+class NoReports:
+    """Of an engine without telemetry."""
+
+    report: TierReport | None = None
+
+
 class RequestAdmission:
     """Asks the policy at a request's first resolved lookup and never again, whatever happens to the request.
 
     Args:
         policy: decides.
         tasks: names the task of a request whose client did not.
-        latest_report: the newest tier report, or None.
+        reports: has the newest tier report.
         clock: seconds, the clock of `TierReport.received_s`.
         stats: counts the decisions.
         decision_log: receives every decision; None for none.
@@ -40,14 +52,14 @@ class RequestAdmission:
         self,
         policy: AdmissionPolicy,
         tasks: TaskInference,
-        latest_report: Callable[[], TierReport | None],
+        reports: HasReport,
         clock: Callable[[], float],
         stats: StatsCollector,
         decision_log: DecisionLog | None = None,
     ) -> None:
         self._policy = policy
         self._tasks = tasks
-        self._latest_report = latest_report
+        self._reports = reports
         self._clock = clock
         self._stats = stats
         self._decision_log = decision_log
@@ -65,21 +77,27 @@ class RequestAdmission:
         Never raises: a request that cannot be decided on is served by plain LMCache, and so is a pooling request, which
         has no sampling parameters to carry a decision.
         """
-        if request.request_id in self._decided or request.sampling_params is None:
+        request_id = request.request_id
+        if request_id in self._decided or request.sampling_params is None:
             return
-        self._decided[request.request_id] = True
+        self._decided[request_id] = True
         try:
-            decision = self._decide(request, host_match_tokens(request.request_id))
-            self._decided[request.request_id] = decision.save
+            task = vllm_adapter.named_task(request)
+            if task is None:
+                task = self._tasks.assign(*vllm_adapter.prompt(request))
+            facts = RequestFacts(task, request.num_prompt_tokens, host_match_tokens(request_id))
+            decision = self._policy.decide(facts, self._reports.report, self._clock())
             if not decision.save:
+                self._decided[request_id] = False
                 vllm_adapter.set_kv_transfer_param(request, SKIP_SAVE_KEY, True)
             self._stats.add_decision(decision)
             if self._decision_log is not None:
-                self._decision_log.write(request.request_id, decision)
+                self._decision_log.write(request_id, decision)
         except Exception as error:
             self._failures.failed(error)
         else:
-            self._failures.succeeded()
+            if self._failures.failures:
+                self._failures.succeeded()
 
     def on_scheduled(self, request: Request) -> None:
         """Keep a declined request declined: the next input of a streaming session brings parameters of its own."""
@@ -98,15 +116,6 @@ class RequestAdmission:
         if self._decision_log is not None:
             self._decision_log.close()
 
-    def _decide(self, request: Request, host_match_tokens: int) -> Decision:
-        view = vllm_adapter.view(request)
-        task = view.task
-        if task is None:
-            task = self._tasks.assign(view.prefix_keys, view.token_ids, view.salt)
-        now_s = self._clock()
-        facts = RequestFacts(task, view.prompt_tokens, host_match_tokens)
-        return self._policy.decide(facts, self._latest_report(), now_s)
-
 
 class DecisionLog:
     """Decisions as lines of JSON, with the policy that took them."""
@@ -117,10 +126,7 @@ class DecisionLog:
         self._file: TextIO = open(path, "a", buffering=1)  # noqa: SIM115 - closed by close()
 
     def write(self, request_id: str, decision: Decision) -> None:
-        row: dict[str, Any] = {"request_id": request_id, "now_s": self._clock(), "admission": self._policy}
-        row.update(decision._asdict(), outcome=decision.outcome.value, estimate=decision.estimate._asdict())
-        row["estimate"]["bytes"] = decision.estimate.bytes
-        row.update(row.pop("request")._asdict())
+        row = {"request_id": request_id, "now_s": self._clock(), "admission": self._policy, **decision.record()}
         self._file.write(json.dumps(row) + "\n")
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
 
 from efficient_lmcache.connector import plugin, vllm_adapter
-from efficient_lmcache.connector.admission import DecisionLog, RequestAdmission
+from efficient_lmcache.connector.admission import DecisionLog, NoReports, RequestAdmission
 from efficient_lmcache.connector.metrics import ConnectorPromMetrics, ConnectorStats, StatsCollector
 from efficient_lmcache.connector.offload import WorkerOffload
 from efficient_lmcache.connector.options import ConnectorOptions, OptionError, parse_options
@@ -84,11 +84,10 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
         if options.telemetry == "local":
             reader = ReportReader(LocalSource(self._engine_id), self._engine_id)
             self._reports = ReportPoller(reader, options.report_read_interval_s)
-        reports = self._reports
         self._admission = RequestAdmission(
             policy,
             TaskInference(vllm_adapter.hash_block_tokens(vllm_config)),
-            latest_report=(lambda: reports.report) if reports is not None else lambda: None,
+            reports=self._reports or NoReports(),
             clock=time.monotonic,
             stats=self._stats,
             decision_log=_open_decision_log(options, policy),

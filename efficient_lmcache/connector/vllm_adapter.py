@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from efficient_lmcache.core.footprint import KVFootprint
 
@@ -65,38 +65,24 @@ def hands_over_kv(vllm_config: VllmConfig) -> bool:
     return _transfer_config(vllm_config).kv_role != "kv_both"
 
 
-class RequestView(NamedTuple):
-    """What admission reads of a vLLM request.
-
-    Attributes:
-        task: the task the client named, if it did.
-        prompt_tokens: n, embeddings included.
-        token_ids: the prompt's token ids; empty where the client sent embeddings instead.
-        prefix_keys: chained hashes of the request's full blocks, salted by tenant where the client gave a salt.
-        salt: the tenant's cache salt.
-    """
-
-    task: str | None
-    prompt_tokens: int
-    token_ids: Sequence[int]
-    prefix_keys: Sequence[Hashable]
-    salt: str | None
-
-
-def view(request: Request) -> RequestView:
-    """Read a request; nothing is copied."""
+def named_task(request: Request) -> str | None:
+    """The task that the client named, if it did."""
     transfer_params = request.kv_transfer_params
     task = transfer_params.get(TASK_ID_KEY) if transfer_params else None
-    if task is not None:
-        # Two tenants may use the same names.
-        task = f"{task}@{hash(request.cache_salt):x}" if request.cache_salt else str(task)
-    return RequestView(
-        task,
-        request.num_prompt_tokens,
-        request.prompt_token_ids or (),
-        request.block_hashes,
-        request.cache_salt,
-    )
+    if task is None:
+        return None
+    # Two tenants may use the same names.
+    return f"{task}@{hash(request.cache_salt):x}" if request.cache_salt else str(task)
+
+
+def prompt(request: Request) -> tuple[Sequence[Hashable], Sequence[int], str | None]:
+    """What tells whose prompt this is; nothing is copied.
+
+    Returns:
+        The chained hashes of the request's full blocks, salted by tenant where the client gave a salt; the prompt's
+        token ids, none where the client sent embeddings instead; the tenant's salt.
+    """
+    return request.block_hashes, request.prompt_token_ids or (), request.cache_salt
 
 
 def set_kv_transfer_param(request: Request, key: str, value: Any) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from efficient_lmcache.core.tier import TierReport
 from efficient_lmcache.core.workingset import WorkingSetEstimate, WorkingSetEstimator
@@ -26,6 +26,9 @@ class Outcome(str, Enum):
     NO_PRESSURE = "no_pressure"  # saved: nothing says that the pool thrashes the tier
     EXTENSION = "extension"  # saved: under pressure, but it extends a resident prefix
     REFILL = "refill"  # declined: under pressure, and it would re-store evicted context
+
+
+_NO_PRESSURE, _EXTENSION, _REFILL = Outcome
 
 
 class RequestFacts(NamedTuple):
@@ -89,15 +92,12 @@ class Decision(NamedTuple):
         pressure: p of Eq. 6 as the policy sees it (0 for `none`, 1 for `fixed`).
         request: the facts decided on.
         new_full_chunks: u = floor(n / b) - floor(h / b).
-        write_threshold_chunks: kappa.
         estimate: A, N and the working set (Eq. 5).
-        capacity_bytes: C_H per rank.
         estimate_above: the first factor: working set > C_H.
         full_and_evicting: the second factor; None without a fresh report.
-        occupancy: registered chunks over K_H in the latest report, however old; None without any.
-        evicted_chunks: chunks evicted to make room in that report's window; None without any.
         report_age_s: since the latest report's receipt; None without any.
-        report_fresh: that age is within the allowed one.
+        tier_report: the latest report, however old; None without any.
+        parameters: what the policy was set to.
     """
 
     save: bool
@@ -105,15 +105,56 @@ class Decision(NamedTuple):
     pressure: bool
     request: RequestFacts
     new_full_chunks: int
-    write_threshold_chunks: int
     estimate: WorkingSetEstimate
-    capacity_bytes: int
     estimate_above: bool
     full_and_evicting: bool | None
-    occupancy: float | None
-    evicted_chunks: int | None
     report_age_s: float | None
-    report_fresh: bool
+    tier_report: TierReport | None
+    parameters: AdmissionParameters
+
+    @property
+    def write_threshold_chunks(self) -> int:
+        """kappa."""
+        return self.parameters.write_threshold_chunks
+
+    @property
+    def capacity_bytes(self) -> int:
+        """C_H per rank: the tier's own, or as configured while no report says it."""
+        return self.tier_report.capacity_bytes if self.tier_report else self.parameters.configured_capacity_bytes
+
+    @property
+    def occupancy(self) -> float | None:
+        """Registered chunks over K_H in the latest report; None without any."""
+        return self.tier_report.occupancy if self.tier_report else None
+
+    @property
+    def evicted_chunks(self) -> int | None:
+        """Chunks evicted to make room in the latest report's window; None without any."""
+        return self.tier_report.evicted_chunks if self.tier_report else None
+
+    @property
+    def report_fresh(self) -> bool:
+        """There is a report, and its age is within the allowed one."""
+        return self.report_age_s is not None and self.report_age_s <= self.parameters.report_max_age_s
+
+    def record(self) -> dict[str, Any]:
+        """Every factor by its name, flat but for the estimate, in types that JSON and msgpack know."""
+        return {
+            "save": self.save,
+            "outcome": self.outcome.value,
+            "pressure": self.pressure,
+            **self.request._asdict(),
+            "new_full_chunks": self.new_full_chunks,
+            "write_threshold_chunks": self.write_threshold_chunks,
+            "estimate": {**self.estimate._asdict(), "bytes": self.estimate.bytes},
+            "capacity_bytes": self.capacity_bytes,
+            "estimate_above": self.estimate_above,
+            "full_and_evicting": self.full_and_evicting,
+            "occupancy": self.occupancy,
+            "evicted_chunks": self.evicted_chunks,
+            "report_age_s": self.report_age_s,
+            "report_fresh": self.report_fresh,
+        }
 
 
 class AdmissionPolicy(Protocol):
@@ -142,37 +183,50 @@ class _WorkingSetAdmission:
         self.estimator = WorkingSetEstimator(
             parameters.bytes_per_token, parameters.activity_window_s, parameters.prompt_window_lookups
         )
+        self._full_and_evicting = False
+        self._read(None)
 
     def decide(self, request: RequestFacts, tier_report: TierReport | None, now_s: float) -> Decision:
+        # Called between a lookup and its answer, when the processor's caches hold neither this code nor its data: every
+        # further function and object costs more than what it computes.
         parameters = self.parameters
-        estimate = self.estimator.observe(request.task, request.prompt_tokens, now_s)
-        capacity_bytes = tier_report.capacity_bytes if tier_report else parameters.configured_capacity_bytes
-        estimate_above = estimate.bytes > capacity_bytes
-        age_s = tier_report.age_s(now_s) if tier_report else None
-        fresh = age_s is not None and age_s <= parameters.report_max_age_s
-        full_and_evicting = (
-            tier_report.full_and_evicting(parameters.occupancy_threshold) if tier_report and fresh else None
-        )
+        task, prompt_tokens, host_match_tokens = request
+        estimate = self.estimator.observe(task, prompt_tokens, now_s)
+        if tier_report is not self._tier_report:
+            self._read(tier_report)
+        estimate_above = estimate.bytes > self._capacity_bytes
+        age_s = full_and_evicting = None
+        if tier_report is not None:
+            age_s = now_s - tier_report.received_s
+            if age_s <= parameters.report_max_age_s:
+                full_and_evicting = self._full_and_evicting
         chunk_tokens = parameters.chunk_tokens
-        new_full_chunks = request.prompt_tokens // chunk_tokens - request.host_match_tokens // chunk_tokens
+        new_full_chunks = prompt_tokens // chunk_tokens - host_match_tokens // chunk_tokens
         pressure = self._pressure(estimate_above, full_and_evicting)
-        refill = new_full_chunks > parameters.write_threshold_chunks
+        outcome = _NO_PRESSURE
+        if pressure:
+            outcome = _REFILL if new_full_chunks > parameters.write_threshold_chunks else _EXTENSION
         return Decision(
-            save=not (pressure and refill),
-            outcome=(Outcome.REFILL if refill else Outcome.EXTENSION) if pressure else Outcome.NO_PRESSURE,
-            pressure=pressure,
-            request=request,
-            new_full_chunks=new_full_chunks,
-            write_threshold_chunks=parameters.write_threshold_chunks,
-            estimate=estimate,
-            capacity_bytes=capacity_bytes,
-            estimate_above=estimate_above,
-            full_and_evicting=full_and_evicting,
-            occupancy=tier_report.occupancy if tier_report else None,
-            evicted_chunks=tier_report.evicted_chunks if tier_report else None,
-            report_age_s=age_s,
-            report_fresh=fresh,
+            outcome is not _REFILL,
+            outcome,
+            pressure,
+            request,
+            new_full_chunks,
+            estimate,
+            estimate_above,
+            full_and_evicting,
+            age_s,
+            tier_report,
+            parameters,
         )
+
+    def _read(self, tier_report: TierReport | None) -> None:
+        """Keep what a report says until the next one: there are two a second, and any number of requests."""
+        self._tier_report = tier_report
+        self._capacity_bytes = self.parameters.configured_capacity_bytes
+        if tier_report is not None:
+            self._capacity_bytes = tier_report.capacity_bytes
+            self._full_and_evicting = tier_report.full_and_evicting(self.parameters.occupancy_threshold)
 
     def _pressure(self, estimate_above: bool, full_and_evicting: bool | None) -> bool:
         raise NotImplementedError

@@ -11,22 +11,18 @@ What is compared:
 
     prefix key      identifies all tokens up to a block boundary (vLLM's chained block hashes)
     anchor          the last boundary at least `MAX_SUFFIX_TOKENS` before an earlier prompt's end; its key is the index
-    tail            that prompt's tokens after the anchor, compared one by one
+    tail            that prompt's tokens after the anchor, remembered and compared by their 64-bit hash
     turn suffix     the tokens that end every prompt (a chat template's generation prompt); a template may drop or
                     replace them in the next turn, so an earlier prompt may miss them when it is extended
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Hashable, Sequence
 
 MAX_SUFFIX_TOKENS = 16
 
 _START = "start of prompt"
-# Tokens are compared as packed bytes, whose hash is computed once and whose comparison is one memcmp.
-_TOKEN = "I"
-_TOKEN_BYTES = array(_TOKEN).itemsize
 
 
 class _Task:
@@ -40,16 +36,16 @@ class _Task:
 class _Prompt:
     __slots__ = ("extended", "task")
 
-    def __init__(self) -> None:
-        self.task: _Task | None = None
+    def __init__(self, task: _Task) -> None:
+        self.task = task
         self.extended = False
 
 
 class TaskInference:
     """Assigns every prompt to the task it extends, or to a new one. Memory: the latest `max_prompts` prompts' tails.
 
-    An assignment costs one dictionary probe per block of the prompt, and a comparison with the tails of the one anchor
-    that is found; tokens before that anchor are never read.
+    An assignment costs one dictionary probe per block that the prompt adds, and a comparison with the tails of the one
+    anchor that is found; tokens before that anchor are never read.
     """
 
     def __init__(self, block_tokens: int, max_prompts: int = 8192) -> None:
@@ -57,15 +53,16 @@ class TaskInference:
             raise ValueError(f"block_tokens={block_tokens} and max_prompts={max_prompts} must be at least 1")
         self._block_tokens = block_tokens
         self._max_prompts = max_prompts
-        # anchor -> tail length in tokens -> packed tail -> prompt
-        self._tails: dict[Hashable, dict[int, dict[bytes, _Prompt]]] = {}
-        self._oldest_first: dict[tuple[Hashable, int, bytes], None] = {}
-        self._latest_end: bytes = b""
+        # By (anchor, tail length, tail hash), oldest first: a dict keeps insertion order.
+        self._prompts: dict[tuple[Hashable, int, int], _Prompt] = {}
+        # Of each anchor: tail length in tokens -> how many of its prompts have such a tail.
+        self._tail_tokens: dict[Hashable, dict[int, int]] = {}
+        self._latest_end: tuple[int, ...] = ()
         self._tasks = 0
 
     def __len__(self) -> int:
         """Prompts remembered."""
-        return len(self._oldest_first)
+        return len(self._prompts)
 
     def assign(self, prefix_keys: Sequence[Hashable], prompt_tokens: Sequence[int], salt: Hashable = None) -> str:
         """Return the task of a prompt and remember the prompt as part of it.
@@ -73,8 +70,8 @@ class TaskInference:
         Args:
             prefix_keys: key i identifies the first (i + 1) * block_tokens tokens (and the tenant, where the keys are
                 salted). Where keys are missing, prompts are compared only up to the last one.
-            prompt_tokens: the prompt's n token ids, each below 2**32. A prompt of at most `MAX_SUFFIX_TOKENS` says too
-                little to recognise anyone by and is not remembered.
+            prompt_tokens: the prompt's n token ids. A prompt of at most `MAX_SUFFIX_TOKENS` says too little to
+                recognise anyone by and is not remembered.
             salt: the tenant, for prompts too short to have a salted key.
 
         Returns:
@@ -82,88 +79,79 @@ class TaskInference:
         """
         block_tokens, length = self._block_tokens, len(prompt_tokens)
         blocks = min(len(prefix_keys), length // block_tokens)
-        extended = self._extended_prompt(prefix_keys, prompt_tokens, salt, blocks)
-        task = self._task_from(extended)
-        self._latest_end = _pack(prompt_tokens[-MAX_SUFFIX_TOKENS:])
+        extended = None
+        anchors = self._tail_tokens
+        for known in range(blocks, -1, -1):
+            anchor = prefix_keys[known - 1] if known else (_START, salt)
+            if anchor in anchors:
+                extended = self._extended_prompt(anchor, prompt_tokens, known * block_tokens)
+                if extended is not None:
+                    break
+        # An earlier prompt that its task has left behind, and that nothing has extended: a line taken up again.
+        if extended is None or (not extended.extended and extended is not extended.task.latest):
+            self._tasks += 1
+            task = _Task(f"inferred-{self._tasks}")
+        else:
+            task = extended.task
         if length > MAX_SUFFIX_TOKENS:
             blocks = min(blocks, (length - MAX_SUFFIX_TOKENS) // block_tokens)
-            start = blocks * block_tokens
-            anchor = prefix_keys[blocks - 1] if blocks else (_START, salt)
-            prompt = self._remember(anchor, length - start, _pack(prompt_tokens[start:]))
-            prompt.task, task.latest = task, prompt
+            tail = tuple(prompt_tokens[blocks * block_tokens :])
+            prompt = self._remember(prefix_keys[blocks - 1] if blocks else (_START, salt), tail, task)
+            self._latest_end = tail[-MAX_SUFFIX_TOKENS:]
+            task.latest = prompt
             if extended is not None and extended is not prompt:
                 extended.extended = True
         return task.name
 
-    def _task_from(self, extended: _Prompt | None) -> _Task:
-        if extended is not None and extended.task is not None:
-            abandoned = extended is not extended.task.latest and not extended.extended
-            if not abandoned:
-                return extended.task
-        self._tasks += 1
-        return _Task(f"inferred-{self._tasks}")
-
-    def _extended_prompt(
-        self, prefix_keys: Sequence[Hashable], prompt_tokens: Sequence[int], salt: Hashable, blocks: int
-    ) -> _Prompt | None:
-        """The longest earlier prompt that this one extends, among those at the longest known prefix."""
-        tails_at = self._tails
-        while blocks >= 0:
-            tails = tails_at.get(prefix_keys[blocks - 1] if blocks else (_START, salt))
-            if tails is not None:
-                prompt = self._matching_prompt(tails, prompt_tokens, blocks * self._block_tokens)
-                if prompt is not None:
-                    return prompt
-            blocks -= 1
-        return None
-
-    def _matching_prompt(
-        self, tails: dict[int, dict[bytes, _Prompt]], prompt_tokens: Sequence[int], start: int
-    ) -> _Prompt | None:
-        lengths = sorted(tails, reverse=True) if len(tails) > 1 else list(tails)
-        for tail_tokens in lengths:
-            prompt = tails[tail_tokens].get(_pack(prompt_tokens[start : start + tail_tokens]))
+    def _extended_prompt(self, anchor: Hashable, prompt_tokens: Sequence[int], start: int) -> _Prompt | None:
+        """The longest earlier prompt at this anchor, at token `start`, that the prompt extends."""
+        prompts, tail_tokens = self._prompts, self._tail_tokens[anchor]
+        longest = max(tail_tokens)
+        candidate = tuple(prompt_tokens[start : start + longest])
+        prompt = prompts.get((anchor, longest, hash(candidate)))
+        if prompt is not None:
+            return prompt
+        lengths = sorted(tail_tokens, reverse=True)
+        for length in lengths:
+            prompt = prompts.get((anchor, length, hash(candidate[:length])))
             if prompt is not None:
                 return prompt
-        turn_suffix = _common_suffix(_pack(prompt_tokens[-MAX_SUFFIX_TOKENS:]), self._latest_end)
-        suffix_tokens = len(turn_suffix) // _TOKEN_BYTES
-        for tail_tokens in lengths:
-            if 0 < suffix_tokens < tail_tokens:
-                kept = _pack(prompt_tokens[start : start + tail_tokens - suffix_tokens])
-                prompt = tails[tail_tokens].get(kept + turn_suffix)
+        turn_suffix = _common_suffix(tuple(prompt_tokens[-MAX_SUFFIX_TOKENS:]), self._latest_end)
+        for length in lengths:
+            kept = length - len(turn_suffix)
+            if turn_suffix and 0 < kept <= len(candidate):
+                prompt = prompts.get((anchor, length, hash(candidate[:kept] + turn_suffix)))
                 if prompt is not None:
                     return prompt
         return None
 
-    def _remember(self, anchor: Hashable, tail_tokens: int, tail: bytes) -> _Prompt:
-        prompt = self._tails.setdefault(anchor, {}).setdefault(tail_tokens, {}).setdefault(tail, _Prompt())
-        # A dict keeps insertion order: the first key is the prompt seen longest ago.
-        place = (anchor, tail_tokens, tail)
-        self._oldest_first.pop(place, None)
-        self._oldest_first[place] = None
-        if len(self._oldest_first) > self._max_prompts:
-            self._forget(next(iter(self._oldest_first)))
+    def _remember(self, anchor: Hashable, tail: tuple[int, ...], task: _Task) -> _Prompt:
+        length = len(tail)
+        place = (anchor, length, hash(tail))
+        prompt = self._prompts.pop(place, None)
+        if prompt is None:
+            prompt = _Prompt(task)
+            tail_tokens = self._tail_tokens.setdefault(anchor, {})
+            tail_tokens[length] = tail_tokens.get(length, 0) + 1
+        prompt.task = task
+        self._prompts[place] = prompt
+        if len(self._prompts) > self._max_prompts:
+            self._forget(next(iter(self._prompts)))
         return prompt
 
-    def _forget(self, place: tuple[Hashable, int, bytes]) -> None:
-        anchor, tail_tokens, tail = place
-        del self._oldest_first[place]
-        of_anchor = self._tails[anchor]
-        of_length = of_anchor[tail_tokens]
-        del of_length[tail]
-        if not of_length:
-            del of_anchor[tail_tokens]
-        if not of_anchor:
-            del self._tails[anchor]
+    def _forget(self, place: tuple[Hashable, int, int]) -> None:
+        anchor, length, _ = place
+        del self._prompts[place]
+        tail_tokens = self._tail_tokens[anchor]
+        tail_tokens[length] -= 1
+        if not tail_tokens[length]:
+            del tail_tokens[length]
+        if not tail_tokens:
+            del self._tail_tokens[anchor]
 
 
-def _pack(tokens: Sequence[int]) -> bytes:
-    return array(_TOKEN, tokens).tobytes()
-
-
-def _common_suffix(left: bytes, right: bytes) -> bytes:
-    """The longest common suffix, in whole tokens."""
+def _common_suffix(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
     kept = min(len(left), len(right))
     while kept and left[-kept:] != right[-kept:]:
-        kept -= _TOKEN_BYTES
-    return left[-kept:] if kept else b""
+        kept -= 1
+    return left[-kept:] if kept else ()

@@ -68,8 +68,10 @@ class WorkingSetEstimator:
 
     def observe(self, task: Hashable, prompt_tokens: int, now_s: float) -> WorkingSetEstimate:
         """Count a request's first lookup: its task is active, its prompt enters the mean. Returns the new estimate."""
+        if now_s < self._latest_s:
+            now_s = self._latest_s
         self._last_lookup_s.pop(task, None)
-        self._last_lookup_s[task] = max(self._latest_s, now_s)
+        self._last_lookup_s[task] = now_s
         self._prompts.append(prompt_tokens)
         self._prompt_sum_tokens += prompt_tokens
         if len(self._prompts) > self._prompt_window_lookups:
@@ -78,12 +80,11 @@ class WorkingSetEstimator:
 
     def estimate(self, now_s: float) -> WorkingSetEstimate:
         """The estimate at `now_s`; zero tasks and a zero mean before the first observation."""
-        self._latest_s = max(self._latest_s, now_s)
+        if now_s > self._latest_s:
+            self._latest_s = now_s
+        active, prompts = self._last_lookup_s, self._prompts
         oldest_kept_s = self._latest_s - self._window_s
-        while self._last_lookup_s:
-            task = next(iter(self._last_lookup_s))
-            if self._last_lookup_s[task] >= oldest_kept_s:
-                break
-            del self._last_lookup_s[task]
-        mean = self._prompt_sum_tokens / len(self._prompts) if self._prompts else 0.0
-        return WorkingSetEstimate(len(self._last_lookup_s), mean, self._bytes_per_token)
+        while active and active[oldest := next(iter(active))] < oldest_kept_s:
+            del active[oldest]
+        mean = self._prompt_sum_tokens / len(prompts) if prompts else 0.0
+        return WorkingSetEstimate(len(active), mean, self._bytes_per_token)

@@ -6,16 +6,20 @@ import logging
 
 
 class FailureLog:
-    """Logs the first failure of each kind (exception type) and the recovery, then starts afresh. For one thread."""
+    """Logs the first failure of each kind (exception type) and the recovery, then starts afresh. For one thread.
+
+    Attributes:
+        failures: since it last succeeded.
+    """
 
     def __init__(self, logger: logging.Logger, subject: str) -> None:
         self._logger = logger
         self._subject = subject
         self._kinds: set[type[Exception]] = set()
-        self._failures = 0
+        self.failures = 0
 
     def failed(self, error: Exception) -> None:
-        self._failures += 1
+        self.failures += 1
         if type(error) not in self._kinds:
             self._kinds.add(type(error))
             self._logger.warning(
@@ -23,8 +27,8 @@ class FailureLog:
             )
 
     def succeeded(self) -> None:
-        if self._failures:
+        if self.failures:
             # As loud as the failure: whoever read that it broke must be able to read that it works again.
-            self._logger.warning("%s works again, after %d failures", self._subject, self._failures)
+            self._logger.warning("%s works again, after %d failures", self._subject, self.failures)
             self._kinds.clear()
-            self._failures = 0
+            self.failures = 0

@@ -116,7 +116,7 @@ def test_memory_is_bounded_and_old_prompts_are_forgotten_first():
     prompts = [[value, *range(40)] for value in range(100)]
     tasks = [inference.assign(keys(prompt), prompt) for prompt in prompts]
     assert len(inference) == 10
-    assert sum(len(tails) for by_length in inference._tails.values() for tails in by_length.values()) == 10
+    assert sum(sum(counts.values()) for counts in inference._tail_tokens.values()) == 10
     assert inference.assign(keys(prompts[99]), prompts[99]) == tasks[99]
     assert inference.assign(keys(prompts[0]), prompts[0]) != tasks[0]
 
