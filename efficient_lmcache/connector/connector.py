@@ -17,6 +17,7 @@ from efficient_lmcache.connector.offload import WorkerOffload
 from efficient_lmcache.connector.options import ConnectorOptions, OptionError, parse_options
 from efficient_lmcache.core.admission import ADMISSIONS, AdmissionParameters, AdmissionPolicy
 from efficient_lmcache.core.tasks import TaskInference
+from efficient_lmcache.telemetry.failure_log import FailureLog
 from efficient_lmcache.telemetry.local import LocalSource
 from efficient_lmcache.telemetry.poller import ReportPoller
 from efficient_lmcache.telemetry.reader import ReportReader
@@ -54,7 +55,7 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
         self._offload: WorkerOffload | None = None
         self._reports: ReportPoller | None = None
         self._admission: RequestAdmission | None = None
-        self._failed: set[str] = set()
+        self._failures: dict[str, FailureLog] = {}
         if role == KVConnectorRole.SCHEDULER:
             # vLLM also loads this module where it only wants our metrics; LMCache is not imported for that.
             from efficient_lmcache.connector.lmcache_adapter import SchedulerSide
@@ -141,12 +142,13 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
 
     def _guarded(self, what: str, action: Callable[[], None]) -> None:
         """Nothing of ours may fail an engine that plain LMCache would keep serving."""
+        failures = self._failures.get(what) or self._failures.setdefault(what, FailureLog(_logger, what))
         try:
             action()
         except Exception as error:
-            if what not in self._failed:
-                self._failed.add(what)
-                _logger.warning("%s failed: %s: %s. Serving goes on without it", what, type(error).__name__, error)
+            failures.failed(error)
+        else:
+            failures.succeeded()
 
     def shutdown(self) -> None:
         for part in (self._offload, self._reports, self._admission):
