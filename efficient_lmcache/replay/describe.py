@@ -30,7 +30,7 @@ def describe(reader: TraceReader, progress: Callable[[int, int], None] | None = 
             outputs.append(len(call.output_tokens))
             if previous is not None:
                 intervals_s.append(call.interval_s)
-                shared, stable = _shared_tokens(previous, call)
+                shared, stable = shared_tokens(previous, call)
                 previous_prompt_tokens += shared
                 cache_stable_tokens += stable
             previous = call
@@ -46,10 +46,10 @@ def describe(reader: TraceReader, progress: Callable[[int, int], None] | None = 
         "prompt_tokens": reader.totals.prompt_tokens,
         "output_tokens": reader.totals.output_tokens,
         "distributions": {
-            "calls_per_task": _distribution([task.calls for task in reader.tasks]),
-            "prompt_tokens_per_call": _distribution(prompts),
-            "output_tokens_per_call": _distribution(outputs),
-            "interval_s": _distribution(intervals_s),
+            "calls_per_task": distribution([task.calls for task in reader.tasks]),
+            "prompt_tokens_per_call": distribution(prompts),
+            "output_tokens_per_call": distribution(outputs),
+            "interval_s": distribution(intervals_s),
         },
         "shared_prefix": {
             "previous_prompt_tokens": previous_prompt_tokens,
@@ -60,7 +60,7 @@ def describe(reader: TraceReader, progress: Callable[[int, int], None] | None = 
     }
 
 
-def _shared_tokens(previous: Call, call: Call) -> tuple[int, int]:
+def shared_tokens(previous: Call, call: Call) -> tuple[int, int]:
     """Tokens that `call`'s prompt shares with the previous prompt, and with that followed by its output."""
     shared = common_prefix_tokens(previous.prompt_tokens, call.prompt_tokens)
     if shared < len(previous.prompt_tokens):
@@ -68,8 +68,8 @@ def _shared_tokens(previous: Call, call: Call) -> tuple[int, int]:
     return shared, shared + common_prefix_tokens(previous.output_tokens, call.prompt_tokens[shared:])
 
 
-def _distribution(values: Sequence[float]) -> dict[str, float]:
-    """Mean, range and quantiles; empty for no values."""
+def distribution(values: Sequence[float]) -> dict[str, float]:
+    """Mean, range and quantiles (p50, p90, p99); empty for no values."""
     if not values:
         return {}
     quantiles = {name: float(np.quantile(values, share)) for name, share in _QUANTILES.items()}

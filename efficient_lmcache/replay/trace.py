@@ -111,8 +111,8 @@ class Manifest:
         return cls(**{**fields, "assumptions": tuple(fields["assumptions"]), "history": tuple(fields["history"])})
 
 
-def common_prefix_tokens(left: Tokens, right: Tokens) -> int:
-    """The length of the longest common prefix of two token sequences."""
+def common_prefix_tokens(left: npt.NDArray[np.integer[Any]], right: npt.NDArray[np.integer[Any]]) -> int:
+    """The length of the longest common prefix of two sequences of tokens, or of blocks' ids."""
     length = min(len(left), len(right))
     different = left[:length] != right[:length]
     first = int(different.argmax()) if length else 0

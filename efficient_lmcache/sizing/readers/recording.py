@@ -1,0 +1,166 @@
+"""What all readers share: whole calls in batches, chunk numbers, bad records, and blocks regrouped into chunks."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from efficient_lmcache.core.references import Ints, References
+from efficient_lmcache.replay.trace import common_prefix_tokens
+from efficient_lmcache.sizing.readers.records import Progress, RecordError, RecordingError
+
+_BATCH_REFERENCES = 1 << 20
+_Record = TypeVar("_Record")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkedCall:
+    """One call of a stream; the fields are those of `References`."""
+
+    keys: Ints
+    lookup_chunks: int
+    prompt_tokens: int
+    output_tokens: int
+    lane: int
+    session: int
+    start_s: float
+    interval_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTokens:
+    """What a lane's calls share with the call before, in tokens; one entry a call, 0 for a lane's first (Appendix B).
+
+    Attributes:
+        previous_prompt: longest common prefix with the lane's previous prompt.
+        cache_stable: that with the previous prompt followed by its output.
+    """
+
+    previous_prompt: list[int]
+    cache_stable: list[int]
+
+
+class Recording(ABC):
+    """A stream read from a file or a directory, again from the start in every iteration.
+
+    Attributes:
+        name: the file's or directory's name.
+        chunk_tokens: b.
+        notes: what the recording does not tell, and what is assumed instead.
+        lanes: lane names by number, of the calls read so far.
+        skipped: bad records left out so far; 0 unless `skip_bad`.
+        shared: exact shares of the calls read so far, where the recording has tokens; None where it has blocks.
+    """
+
+    notes: tuple[str, ...] = ()
+    shared: SharedTokens | None = None
+
+    def __init__(self, path: Path, chunk_tokens: int, *, skip_bad: bool, progress: Progress | None) -> None:
+        if chunk_tokens < 1:
+            raise RecordingError(f"chunk_tokens is {chunk_tokens}; it must be at least 1")
+        self.path = path
+        self.name = path.resolve().name
+        self.chunk_tokens = chunk_tokens
+        self.lanes: list[str] = []
+        self.skipped = 0
+        self._skip_bad = skip_bad
+        self._progress = progress
+
+    def __iter__(self) -> Iterator[References]:
+        """Batches of whole calls; RecordingError names the file, the record and the field that is at fault."""
+        self.lanes.clear()
+        self.skipped = 0
+        batch: list[ChunkedCall] = []
+        references = 0
+        for call in self._calls():
+            batch.append(call)
+            references += len(call.keys)
+            if references >= _BATCH_REFERENCES:
+                yield self._references(batch)
+                batch, references = [], 0
+        if batch:
+            yield self._references(batch)
+
+    @abstractmethod
+    def _calls(self) -> Iterator[ChunkedCall]:
+        """The calls, in recorded order."""
+
+    def _new_lane(self, name: str) -> int:
+        self.lanes.append(name)
+        return len(self.lanes) - 1
+
+    def _parsed(self, raw: Iterable[tuple[str, bytes]], parse: Callable[[bytes, str], _Record]) -> Iterator[_Record]:
+        """The records that parse; the others end the reading, or are counted where bad records are skipped."""
+        for where, line in raw:
+            try:
+                record = parse(line, where)
+            except RecordError as error:
+                self._skip_or_raise(error)
+            else:
+                yield record
+
+    def _skip_or_raise(self, error: ValueError) -> None:
+        """Count a bad record, where those are skipped."""
+        if not self._skip_bad:
+            raise error
+        self.skipped += 1
+
+    def _references(self, calls: list[ChunkedCall]) -> References:
+        columns = {field.name: [getattr(call, field.name) for call in calls] for field in fields(ChunkedCall)}
+        keys = columns.pop("keys")
+        arrays: dict[str, Any] = {
+            name: np.array(values, np.float64 if name.endswith("_s") else np.int64) for name, values in columns.items()
+        }
+        offsets = np.cumsum([0, *map(len, keys)], dtype=np.int64)
+        return References(chunk_tokens=self.chunk_tokens, keys=np.concatenate(keys), offsets=offsets, **arrays)
+
+
+class Numbering:
+    """Chunk numbers, dense and in order of first appearance, over one or several tables of keys."""
+
+    def __init__(self) -> None:
+        self._next = itertools.count()
+
+    def table(self) -> defaultdict[Hashable, int]:
+        """An empty table; looking up a key that it lacks gives it the next number."""
+        return defaultdict(self._next.__next__)
+
+
+class NumberedPath:
+    """The block ids of a lane's latest call, and their chunk numbers.
+
+    Agents resend their conversation, so only the ids behind the common prefix with the call before are looked up.
+    """
+
+    def __init__(self, table: defaultdict[Hashable, int]) -> None:
+        self._table = table
+        self._ids: Ints = np.empty(0, np.int64)
+        self._numbers: Ints = np.empty(0, np.int64)
+
+    def move_to(self, ids: Ints) -> Ints:
+        """The chunk numbers of `ids`, which become the latest call's."""
+        shared = common_prefix_tokens(self._ids, ids)
+        new = [self._table[key] for key in ids[shared:].tolist()]
+        self._ids, self._numbers = ids, np.concatenate((self._numbers[:shared], np.array(new, np.int64)))
+        return self._numbers
+
+
+def blocks_per_chunk(path: Path, block_tokens: int, chunk_tokens: int) -> int:
+    """How many blocks make a chunk. A block's id stands for all tokens up to its end, so a chunk's is its last block's.
+
+    Raises RecordingError where blocks do not regroup into such chunks.
+    """
+    if chunk_tokens < block_tokens or chunk_tokens % block_tokens:
+        allowed = ", ".join(str(block_tokens * count) for count in (1, 2, 4))
+        raise RecordingError(
+            f"{path}: has blocks of {block_tokens} tokens, which do not regroup into chunks of {chunk_tokens}; "
+            f"allowed are multiples of {block_tokens}: {allowed}, ..."
+        )
+    return chunk_tokens // block_tokens

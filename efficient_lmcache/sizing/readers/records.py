@@ -1,0 +1,141 @@
+"""Records of text recordings: lines of a plain or gzip file, and their fields, checked.
+
+Every error names the file, the line, the field and what is allowed there.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+
+from efficient_lmcache.core.references import Ints
+
+Progress = Callable[[int, int], None]
+"""Called with how much of the recording is read, and how much there is."""
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+class RecordingError(ValueError):
+    """A recording that cannot be read as it is, whichever of its records are skipped."""
+
+
+class RecordError(RecordingError):
+    """One malformed record; the records after it can still be read."""
+
+
+def lines(path: Path, progress: Progress | None = None) -> Iterator[tuple[str, bytes]]:
+    """Every non-empty line with "file: line number"; `progress` counts the file's bytes.
+
+    Raises RecordingError where the file cannot be read on, naming the last line that could.
+    """
+    number = 0
+    try:
+        total = path.stat().st_size
+        with path.open("rb") as raw:
+            for number, line in enumerate(_decompressed(raw), start=1):
+                if line.strip():
+                    yield f"{path}: line {number}", line
+                if progress is not None:
+                    progress(raw.tell(), total)
+    except (OSError, EOFError, zlib.error) as error:
+        raise RecordingError(f"{path}: cannot be read after line {number}: {error}") from error
+
+
+def _decompressed(raw: BinaryIO) -> BinaryIO:
+    is_gzip = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    raw.seek(0)
+    return cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gzip else raw
+
+
+def parse_object(line: bytes, where: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise RecordError(f"{where}: not JSON: {error}") from error
+    except RecursionError:
+        raise RecordError(f"{where}: not a record: nested too deep") from None
+    return as_object(record, where)
+
+
+def as_object(value: Any, where: str) -> dict[str, Any]:
+    """`value` itself, if it is a JSON object."""
+    if not isinstance(value, dict):
+        raise RecordError(f"{where} must be a JSON object, not {_kind(value)}")
+    return value
+
+
+def objects(record: dict[str, Any], field: str, where: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Every object of a list, and where it is."""
+    value = record.get(field)
+    if not isinstance(value, list):
+        raise RecordError(f"{where}: {field} must be a list of objects, not {_kind(value)}")
+    for number, entry in enumerate(value):
+        place = f"{where}: {field}[{number}]"
+        yield as_object(entry, place), place
+
+
+def text(record: dict[str, Any], field: str, where: str) -> str:
+    """A text with at least one character."""
+    value = record.get(field)
+    if not isinstance(value, str) or not value:
+        raise RecordError(f"{where}: {field} must be a non-empty text, not {_kind(value)}")
+    return value
+
+
+def integer(record: dict[str, Any], field: str, where: str, least: int = 0) -> int:
+    """An integer of at least `least`."""
+    value = record.get(field)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 62:
+        raise RecordError(f"{where}: {field} must be an integer >= {least}, not {_kind(value)}")
+    return value
+
+
+def seconds(record: dict[str, Any], field: str, where: str, *, required: bool = False) -> float:
+    """A finite number >= 0 in the recording's own unit; nan where it is absent or null, unless `required`."""
+    value = record.get(field)
+    if value is None and not required:
+        return math.nan
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
+        raise RecordError(f"{where}: {field} must be a finite number >= 0, not {_kind(value)}")
+    return float(value)
+
+
+def integers(record: dict[str, Any], field: str, where: str) -> Ints:
+    """A list of 64-bit integers >= 0."""
+    value = record.get(field)
+    if not isinstance(value, list):
+        raise RecordError(f"{where}: {field} must be a list of integers, not {_kind(value)}")
+    if not value:
+        return np.empty(0, np.int64)
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError):  # ragged, or out of every integer type
+        array = np.empty(0)
+    if array.ndim != 1 or array.dtype.kind != "i" or array.min() < 0:
+        raise RecordError(f"{where}: {field} must hold integers from 0 to 2^63 - 1 only")
+    return array.astype(np.int64, copy=False)
+
+
+def check_blocks(count: int, tokens: int, block_tokens: int, field: str, where: str) -> None:
+    """A prompt of n tokens has its full blocks listed, and possibly the last, partial one."""
+    full = tokens // block_tokens
+    if count not in (full, -(-tokens // block_tokens)):
+        raise RecordError(
+            f"{where}: {field} has {count} entries; {tokens} tokens in blocks of {block_tokens} make {full} full ones, "
+            "and at most one more that is partial"
+        )
+
+
+def _kind(value: Any) -> str:
+    """A value as an error shows it: itself where it is short."""
+    shown = repr(value)
+    return shown if len(shown) <= 40 else f"{shown[:37]}..."
