@@ -27,11 +27,13 @@ class Tokenizer:
         name: as the manifest records it; never an absolute path.
         vocab_size: every id is below it.
         encode_batch: one uint32 array a text, in order; an empty text gives an empty array.
+        decode: the text of some ids, special tokens included; what is cut inside a character shows as U+FFFD.
     """
 
     name: str
     vocab_size: int
     encode_batch: Callable[[list[str]], list[Tokens]]
+    decode: Callable[[list[int]], str]
 
 
 def load_tokenizer(spec: str, texts: Callable[[], Iterable[str]]) -> Tokenizer:
@@ -64,7 +66,10 @@ def _load_tekken() -> Tokenizer:
     def encode_batch(texts: list[str]) -> list[Tokens]:
         return [np.asarray(model.encode(text, bos=False, eos=False), np.uint32) for text in texts]
 
-    return Tokenizer("tekken", model.n_words, encode_batch)
+    def decode(ids: list[int]) -> str:
+        return str(model.decode(ids, special_token_policy=tekken.SpecialTokenPolicy.KEEP))
+
+    return Tokenizer("tekken", model.n_words, encode_batch, decode)
 
 
 def _train_bpe(spec: str, texts: Callable[[], Iterable[str]]) -> Tokenizer:
@@ -83,7 +88,8 @@ def _train_bpe(spec: str, texts: Callable[[], Iterable[str]]) -> Tokenizer:
         show_progress=False,
     )
     model.train_from_iterator(texts(), trainer)
-    return Tokenizer(spec, int(size_text), _encoder(model))
+    model.decoder = library.decoders.ByteLevel()
+    return Tokenizer(spec, int(size_text), _encoder(model), _decoder(model))
 
 
 def _load_tokenizer_json(directory: Path) -> Tokenizer:
@@ -93,7 +99,7 @@ def _load_tokenizer_json(directory: Path) -> Tokenizer:
     except Exception as error:  # the library raises bare Exceptions for a file it cannot read
         raise TraceError(f"tokenizer {directory}: tokenizer.json cannot be read: {error}") from error
     vocab_size = max(model.get_vocab(with_added_tokens=True).values()) + 1
-    return Tokenizer(directory.resolve().name, vocab_size, _encoder(model))
+    return Tokenizer(directory.resolve().name, vocab_size, _encoder(model), _decoder(model))
 
 
 def _load_directory(directory: Path) -> Tokenizer:
@@ -109,7 +115,10 @@ def _load_directory(directory: Path) -> Tokenizer:
         encoded = model(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
         return [np.asarray(ids, np.uint32) for ids in encoded]
 
-    return Tokenizer(directory.resolve().name, max(model.get_vocab().values()) + 1, encode_batch)
+    def decode(ids: list[int]) -> str:
+        return str(model.decode(ids))
+
+    return Tokenizer(directory.resolve().name, max(model.get_vocab().values()) + 1, encode_batch, decode)
 
 
 def _encoder(model: Any) -> Callable[[list[str]], list[Tokens]]:
@@ -121,3 +130,7 @@ def _encoder(model: Any) -> Callable[[list[str]], list[Tokens]]:
         return [np.asarray(encoding.ids, np.uint32) for encoding in encodings]
 
     return encode_batch
+
+
+def _decoder(model: Any) -> Callable[[list[int]], str]:
+    return lambda ids: str(model.decode(ids, skip_special_tokens=False))
