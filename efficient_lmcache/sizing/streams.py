@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from efficient_lmcache.core.references import References
 from efficient_lmcache.replay.frames import MAGIC
 from efficient_lmcache.sizing.readers import records
+from efficient_lmcache.sizing.readers.lookup_log import FILES as LOG_FILES
+from efficient_lmcache.sizing.readers.lookup_log import LookupLog, log_files
 from efficient_lmcache.sizing.readers.mooncake import BLOCK_TOKENS as MOONCAKE_BLOCK_TOKENS
 from efficient_lmcache.sizing.readers.mooncake import MooncakeRequests
-from efficient_lmcache.sizing.readers.recording import Recording, SharedTokens
+from efficient_lmcache.sizing.readers.openhands import OpenHandsCompletions, OpenHandsHistories, completion_folders
+from efficient_lmcache.sizing.readers.recording import SharedTokens
 from efficient_lmcache.sizing.readers.records import Progress, RecordError, RecordingError
 from efficient_lmcache.sizing.readers.trace_v1 import TraceV1
+from efficient_lmcache.sizing.readers.trajectories import MiniSweAgent
 from efficient_lmcache.sizing.readers.weka import WekaSessions
 
 __all__ = ["ALLOWED", "TOKEN_CHUNK_TOKENS", "RecordError", "RecordingError", "ReferenceStream", "open_stream"]
 
 TOKEN_CHUNK_TOKENS = 256  # LMCache's default chunk_size
-ALLOWED = "a trace, agentic Weka sessions or Mooncake requests"
+ALLOWED = (
+    "a trace, agentic Weka sessions, Mooncake requests, LMCache lookup-hash logs, mini-swe-agent trajectories, and "
+    "OpenHands' output.jsonl or llm_completions"
+)
 _PROBED_LINES = 100
 
 
@@ -74,30 +81,58 @@ def open_stream(
     path = Path(path)
     if not path.exists():
         raise RecordingError(f"{path}: no such file or directory")
-    if _is_trace(path):
-        size = TOKEN_CHUNK_TOKENS if chunk_tokens is None else chunk_tokens
-        return TraceV1(path, size, skip_bad=skip_bad, progress=progress, with_outputs=with_outputs)
-    return _open_lines(path, chunk_tokens, skip_bad, progress)
+    kind = _directory_kind(path) if path.is_dir() else _file_kind(path, skip_bad)
+    size = kind.block_tokens or TOKEN_CHUNK_TOKENS if chunk_tokens is None else chunk_tokens
+    common: dict[str, Any] = {"skip_bad": skip_bad, "progress": progress}
+    if kind.block_tokens:
+        common["block_tokens"] = kind.block_tokens
+    else:
+        common["with_outputs"] = with_outputs
+    if kind.reader in (MiniSweAgent, OpenHandsHistories, OpenHandsCompletions):
+        common["tokenizer"] = tokenizer
+    return kind.reader(path, size, **common)
 
 
-def _is_trace(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+class _Kind(NamedTuple):
+    """A format: its reader, and the tokens of a block where it has blocks."""
+
+    reader: Callable[..., ReferenceStream]
+    block_tokens: int = 0
 
 
-def _open_lines(path: Path, chunk_tokens: int | None, skip_bad: bool, progress: Progress | None) -> Recording:
+def _file_kind(path: Path, skip_bad: bool) -> _Kind:
+    if path.name.endswith(".traj.json"):
+        return _Kind(MiniSweAgent)
+    try:
+        with path.open("rb") as file:
+            if file.read(len(MAGIC)) == MAGIC:
+                return _Kind(TraceV1)
+    except OSError as error:
+        raise RecordingError(f"{path}: cannot be read: {error.strerror}") from error
     first, where = _first_object(path, skip_bad)
-    if "requests" in first and "block_size" in first:
-        block_tokens = records.integer(first, "block_size", where, least=1)
-        size = block_tokens if chunk_tokens is None else chunk_tokens
-        return WekaSessions(path, size, block_tokens=block_tokens, skip_bad=skip_bad, progress=progress)
     if "hash_ids" in first and "input_length" in first:
-        size = MOONCAKE_BLOCK_TOKENS if chunk_tokens is None else chunk_tokens
-        return MooncakeRequests(path, size, skip_bad=skip_bad, progress=progress)
+        return _Kind(MooncakeRequests, MOONCAKE_BLOCK_TOKENS)
+    if "requests" in first:
+        return _Kind(WekaSessions, records.integer(first, "block_size", where, least=1))
+    if "chunk_hashes" in first:
+        return _Kind(LookupLog, records.integer(first, "chunk_size", where, least=1))
+    if "history" in first:
+        return _Kind(OpenHandsHistories)
+    if "messages" in first:
+        return _Kind(MiniSweAgent)
     fields = ", ".join(list(first)[:8]) or "none"
     raise RecordingError(f"{where}: of an unknown format, with the fields {fields}; allowed are {ALLOWED}")
+
+
+def _directory_kind(path: Path) -> _Kind:
+    if any(path.glob(LOG_FILES)):
+        first, where = _first_object(log_files(path)[0], skip_bad=True)
+        return _Kind(LookupLog, records.integer(first, "chunk_size", where, least=1))
+    if any(path.rglob("*.traj.json")):
+        return _Kind(MiniSweAgent)
+    if completion_folders(path):
+        return _Kind(OpenHandsCompletions)
+    raise RecordingError(f"{path}: is a directory without a recording; allowed are {ALLOWED}")
 
 
 def _first_object(path: Path, skip_bad: bool) -> tuple[dict[str, Any], str]:

@@ -1,12 +1,11 @@
 """Import of mini-swe-agent trajectories: one call for every assistant message.
 
-The prompt of a call is the rendering of all messages before it, its output that of the assistant message. Rendering
-and tokenisation go message by message (ChatML: ``<|im_start|>role⏎ … <|im_end|>⏎``), so that a message always becomes
-the same tokens: a prompt extends the previous prompt and output exactly, whenever the recorded messages do.
+The prompt of a call is the rendering of all messages before it, its output that of the assistant message.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -14,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
+from efficient_lmcache.replay.importers.rendering import Renderer
 from efficient_lmcache.replay.importers.trajectory_files import Message, Trajectory, read_trajectories
-from efficient_lmcache.replay.tokenizers import TURN_MARKERS, Tokenizer, load_tokenizer
+from efficient_lmcache.replay.tokenizers import Tokenizer, load_tokenizer
 from efficient_lmcache.replay.trace import Call, Manifest, Tokens, TraceError, TraceWriter
 
 # Seen in 16,330 recorded calls: the time between two calls grows by 1 s for every 90 completion tokens of the first.
 DECODE_TOKENS_PER_S = 90.0
-_START, _END = TURN_MARKERS
-_ASSUMPTIONS = (
+ASSUMPTIONS = (
     "messages are rendered as ChatML; an output is the assistant's text, its tool calls and the end-of-turn marker",
     "hidden reasoning, tool schemas and calls that left no assistant message are not recorded, hence absent",
     "interval_s where messages have timestamps: from an assistant message to the last one before the next call",
@@ -70,12 +69,12 @@ def import_mini_swe_agent(
         vocab_size=size,
         tokenizer=encoder.name,
         source=f"mini-swe-agent: {source.resolve().name}",
-        assumptions=_ASSUMPTIONS + ((f"token ids are folded: id modulo {size}",) if folded else ()),
+        assumptions=ASSUMPTIONS + ((f"token ids are folded: id modulo {size}",) if folded else ()),
         history=(step,),
     )
     with TraceWriter(out, manifest) as writer:
         for done, trajectory in enumerate(trajectories(), start=1):
-            writer.write_task(trajectory.task_id, _calls(trajectory, encoder, size, began_s))
+            writer.write_task(trajectory.task_id, trajectory_calls(trajectory, encoder, size, began_s))
             if progress is not None:
                 progress(done, len(chosen))
 
@@ -100,45 +99,47 @@ def _choose(source: Path, tasks: int | None, seed: int) -> tuple[set[int], int, 
     return set(random.Random(seed).sample(range(len(ids)), count)), skipped, began_s
 
 
-def _header(role: str) -> str:
-    return f"{_START}{role}\n"
-
-
 def _texts(trajectory: Trajectory) -> Iterator[str]:
     for message in trajectory.messages:
         yield message.text
 
 
-def _calls(trajectory: Trajectory, tokenizer: Tokenizer, vocab_size: int, began_s: float) -> Iterator[Call]:
-    headers = {_header(message.role) for message in trajectory.messages}
-    segments = list(dict.fromkeys([_END, "\n", *sorted(headers), *_texts(trajectory)]))
-    encoded = tokenizer.encode_batch(segments)
-    tokens = {text: ids % np.uint32(vocab_size) for text, ids in zip(segments, encoded, strict=True)}
+def trajectory_calls(
+    trajectory: Trajectory, tokenizer: Tokenizer, vocab_size: int, began_s: float, *, needs_intervals: bool = True
+) -> Iterator[Call]:
+    """The calls of a trajectory, token ids folded into `vocab_size`, start_s counted from `began_s`.
 
+    Raises TraceError where the messages do not tell the time between two calls; without `needs_intervals`, that time
+    is nan.
+    """
+    renderer = Renderer(tokenizer, vocab_size)
+    renderer.learn((message.role, message.text) for message in trajectory.messages)
     history: list[Tokens] = []
     previous: int | None = None
     for number, message in enumerate(trajectory.messages):
-        history.append(tokens[_header(message.role)])
-        output = np.concatenate((tokens[message.text], tokens[_END]))
+        history.append(renderer.before(message.role))
+        output = renderer.said(message.text)
         if message.role == "assistant":
             if number == 0:
                 raise TraceError(f"{trajectory.where}: messages[0] is the assistant's; a call needs a prompt before it")
             interval_s = 0.0 if previous is None else _interval_s(trajectory, previous, number)
+            if interval_s is None and needs_intervals:
+                raise TraceError(
+                    f"{trajectory.where}: messages[{previous}] and messages[{number}] need timestamps, or "
+                    "extra.response with created and usage.completion_tokens, to tell the time between the two calls"
+                )
             start_s = None if message.created_s is None else message.created_s - began_s
-            yield Call(np.concatenate(history), output, interval_s, start_s)
+            yield Call(np.concatenate(history), output, math.nan if interval_s is None else interval_s, start_s)
             previous = number
-        history += [output, tokens["\n"]]
+        history += [output, renderer.after()]
 
 
-def _interval_s(trajectory: Trajectory, previous: int, number: int) -> float:
-    """The agent's own time before call `number`, by the rules that the manifest states."""
+def _interval_s(trajectory: Trajectory, previous: int, number: int) -> float | None:
+    """The agent's own time before call `number`, by the rules that the manifest states; None if none applies."""
     before, now = trajectory.messages[previous], trajectory.messages[number]
     observed: Message = trajectory.messages[number - 1]
     if before.timestamp_s is not None and observed.timestamp_s is not None:
         return max(0.0, observed.timestamp_s - before.timestamp_s)
     if before.created_s is None or now.created_s is None or before.completion_tokens is None:
-        raise TraceError(
-            f"{trajectory.where}: messages[{previous}] and messages[{number}] need timestamps, or extra.response with "
-            "created and usage.completion_tokens, to tell the time between the two calls"
-        )
+        return None
     return max(0.0, now.created_s - before.created_s - before.completion_tokens / DECODE_TOKENS_PER_S)

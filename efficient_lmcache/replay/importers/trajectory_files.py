@@ -11,8 +11,9 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,12 @@ class Trajectory:
         return sum(message.role == "assistant" for message in self.messages)
 
 
-def read_trajectories(source: Path) -> Iterator[Trajectory]:
-    """Every trajectory, a file's in its order, a directory's by path. TraceError names file, line and field."""
+def read_trajectories(source: Path, skip: Callable[[TraceError], None] | None = None) -> Iterator[Trajectory]:
+    """Every trajectory, a file's in its order, a directory's by path.
+
+    TraceError names file, line and field of what is malformed; with `skip`, a malformed trajectory is left out instead,
+    and `skip` called with its error.
+    """
     if not source.exists():
         raise TraceError(f"{source}: no such file or directory")
     if source.is_dir():
@@ -56,13 +61,24 @@ def read_trajectories(source: Path) -> Iterator[Trajectory]:
         if not files:
             raise TraceError(f"{source}: holds no *.traj.json")
         for file in files:
-            yield _read_single(file)
+            yield from _good(partial(_read_single, file), skip)
     elif source.name.endswith(".traj.json"):
-        yield _read_single(source)
+        yield from _good(partial(_read_single, source), skip)
     elif source.name.endswith((".jsonl", ".jsonl.gz")):
-        yield from _read_lines(source)
+        yield from _read_lines(source, skip)
     else:
         raise TraceError(f"{source}: unknown kind of file; allowed are *.jsonl, *.jsonl.gz, *.traj.json or a directory")
+
+
+def _good(read: Callable[[], Trajectory], skip: Callable[[TraceError], None] | None) -> Iterator[Trajectory]:
+    try:
+        trajectory = read()
+    except TraceError as error:
+        if skip is None:
+            raise
+        skip(error)
+    else:
+        yield trajectory
 
 
 def _read_single(file: Path) -> Trajectory:
@@ -73,13 +89,14 @@ def _read_single(file: Path) -> Trajectory:
     return _parse(text, str(file), default_id=file.name.removesuffix(".traj.json"))
 
 
-def _read_lines(file: Path) -> Iterator[Trajectory]:
+def _read_lines(file: Path, skip: Callable[[TraceError], None] | None) -> Iterator[Trajectory]:
     number = 0
     try:
         with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else open(file, encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield _parse(line, f"{file}: line {number}", default_id=None)
+                    where = f"{file}: line {number}"
+                    yield from _good(partial(_parse, line, where, default_id=None), skip)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise TraceError(f"{file}: cannot be read after line {number}: {error}") from error
 
@@ -118,14 +135,14 @@ def _message(row: Any, where: str) -> Message:
     stamped = extra if "timestamp" in extra else row
     return Message(
         role=role,
-        text=_text(row, where),
+        text=message_text(row, where),
         timestamp_s=_optional(stamped, "timestamp", (int, float), where),
         created_s=_optional(response, "created", (int, float), f"{where}.extra.response"),
         completion_tokens=_optional(usage, "completion_tokens", int, f"{where}.extra.response.usage"),
     )
 
 
-def _text(row: dict[str, Any], where: str) -> str:
+def message_text(row: dict[str, Any], where: str) -> str:
     """Content, then tool calls: all that the model sees of a message, or all that it said."""
     content = row.get("content")
     tool_calls = _optional(row, "tool_calls", list, where) or []

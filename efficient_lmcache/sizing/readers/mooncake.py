@@ -28,21 +28,24 @@ class _Request:
 class MooncakeRequests(Recording):
     """Requests in the file's order; a lane is a guess, a session is a lane."""
 
-    notes = (
+    notes: tuple[str, ...] = (
         "no conversations are recorded: a request is taken for the next of the lane whose last prompt it extends, by "
         "at least that one's output; any other begins a lane",
         "blocks are known for prompts only: what outputs leave behind is seen when a later prompt contains it",
         "responses' ends are not recorded, so interval_s is not known",
     )
 
-    def __init__(self, path: Path, chunk_tokens: int, *, skip_bad: bool, progress: Progress | None) -> None:
+    def __init__(
+        self, path: Path, chunk_tokens: int, *, block_tokens: int, skip_bad: bool, progress: Progress | None
+    ) -> None:
         super().__init__(path, chunk_tokens, skip_bad=skip_bad, progress=progress)
-        self._blocks_per_chunk = blocks_per_chunk(path, BLOCK_TOKENS, chunk_tokens)
+        self._block_tokens = block_tokens
+        self._blocks_per_chunk = blocks_per_chunk(path, block_tokens, chunk_tokens)
 
     def _calls(self) -> Iterator[ChunkedCall]:
         path = NumberedPath(Numbering().table())
         guess = LaneGuess()
-        for request in self._parsed(records.lines(self.path, self._progress), _request):
+        for request in self._parsed(records.lines(self.path, self._progress), self._request):
             blocks = request.block_ids.tolist()
             lane = guess.find(blocks, request.prompt_tokens)
             if lane is None:
@@ -60,16 +63,15 @@ class MooncakeRequests(Recording):
                 interval_s=math.nan,
             )
 
-
-def _request(line: bytes, where: str) -> _Request:
-    record = records.parse_object(line, where)
-    prompt_tokens = records.integer(record, "input_length", where, least=1)
-    block_ids = records.integers(record, "hash_ids", where)
-    records.check_blocks(len(block_ids), prompt_tokens, BLOCK_TOKENS, "hash_ids", where)
-    return _Request(
-        where=where.rpartition(": ")[2],
-        start_s=records.seconds(record, "timestamp", where, required=True) / 1000,
-        prompt_tokens=prompt_tokens,
-        output_tokens=records.integer(record, "output_length", where),
-        block_ids=block_ids[: prompt_tokens // BLOCK_TOKENS],
-    )
+    def _request(self, line: bytes, where: str) -> _Request:
+        record = records.parse_object(line, where)
+        prompt_tokens = records.integer(record, "input_length", where, least=1)
+        block_ids = records.integers(record, "hash_ids", where)
+        records.check_blocks(len(block_ids), prompt_tokens, self._block_tokens, "hash_ids", where)
+        return _Request(
+            where=where.rpartition(": ")[2],
+            start_s=records.seconds(record, "timestamp", where, required=True) / 1000,
+            prompt_tokens=prompt_tokens,
+            output_tokens=records.integer(record, "output_length", where),
+            block_ids=block_ids[: prompt_tokens // self._block_tokens],
+        )

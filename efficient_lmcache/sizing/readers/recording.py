@@ -79,7 +79,9 @@ class Recording(ABC):
         self.skipped = 0
         batch: list[ChunkedCall] = []
         references = 0
+        has_calls = False
         for call in self._calls():
+            has_calls = True
             batch.append(call)
             references += len(call.keys)
             if references >= _BATCH_REFERENCES:
@@ -87,6 +89,8 @@ class Recording(ABC):
                 batch, references = [], 0
         if batch:
             yield self._references(batch)
+        if not has_calls:
+            raise RecordingError(f"{self.path}: has no calls to read; {self.skipped} bad records were skipped")
 
     @abstractmethod
     def _calls(self) -> Iterator[ChunkedCall]:

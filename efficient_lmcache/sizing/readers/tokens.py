@@ -15,7 +15,7 @@ from efficient_lmcache.core.references import Ints
 from efficient_lmcache.replay.describe import shared_tokens
 from efficient_lmcache.replay.trace import Call, Tokens, TraceError, common_prefix_tokens
 from efficient_lmcache.sizing.readers.recording import ChunkedCall, Numbering, Recording, SharedTokens
-from efficient_lmcache.sizing.readers.records import Progress
+from efficient_lmcache.sizing.readers.records import Progress, RecordError
 
 _KEY_BYTES = 16
 
@@ -35,7 +35,7 @@ class TokenRecording(Recording):
 
     @abstractmethod
     def tasks(self) -> Iterator[tuple[str, Iterable[Call]]]:
-        """Every task's name and calls; the calls raise TraceError where the task is damaged."""
+        """Every task's name and calls; the calls raise TraceError or RecordError where the task is damaged."""
 
     def _calls(self) -> Iterator[ChunkedCall]:
         self.shared = shared = SharedTokens([], [])
@@ -44,10 +44,11 @@ class TokenRecording(Recording):
             lane = len(self.lanes)
             try:
                 task = list(self._chunked(calls, table, lane))
-            except TraceError as error:
+            except (TraceError, RecordError) as error:
                 self._skip_or_raise(error)
                 continue
-            self._new_lane(name)
+            if task:
+                self._new_lane(name)
             for call, previous_prompt, cache_stable in task:
                 shared.previous_prompt.append(previous_prompt)
                 shared.cache_stable.append(cache_stable)

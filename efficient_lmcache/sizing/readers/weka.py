@@ -43,8 +43,8 @@ class _Request:
 class WekaSessions(Recording):
     """Sessions one after another, each session's lanes interleaved by time. Every agent and sub-agent is a lane."""
 
-    notes = (
-        "sessions follow one another in the file's order: start_s counts from the session's beginning, as each has its own clock",
+    notes: tuple[str, ...] = (
+        "sessions follow one another in the file's order; each has a clock of its own, from which start_s counts",
         "blocks are known for prompts only: what outputs leave behind is seen when a later prompt contains it",
         "block ids are private to a session: sharing across sessions (system prompts, tools) is not recorded",
         "interval_s is think_time, or where absent t minus the previous request's t + api_time, where that is recorded",
