@@ -45,7 +45,7 @@ class OpenHandsHistories(TextRecording):
     )
 
     def tasks(self) -> Iterator[tuple[str, Iterable[Call]]]:
-        tokenizer = self._load_tokenizer()
+        tokenizer = self.load_tokenizer()
         for trajectory in self._parsed(records.lines(self.path, self._progress), _history):
             calls = trajectory_calls(trajectory, tokenizer, tokenizer.vocab_size, 0.0, needs_intervals=False)
             yield trajectory.task_id, calls
@@ -69,7 +69,7 @@ class OpenHandsCompletions(TextRecording):
     )
 
     def tasks(self) -> Iterator[tuple[str, Iterable[Call]]]:
-        tokenizer = self._load_tokenizer()
+        tokenizer = self.load_tokenizer()
         folders = completion_folders(self.path)
         for number, folder in enumerate(folders):
             yield folder.resolve().name, self._folder_calls(folder, tokenizer)

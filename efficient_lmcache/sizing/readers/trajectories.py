@@ -38,7 +38,8 @@ class TextRecording(TokenRecording):
     def _texts(self) -> Iterable[str]:
         """What a BPE learns from."""
 
-    def _load_tokenizer(self) -> Tokenizer:
+    def load_tokenizer(self) -> Tokenizer:
+        """The tokenizer of this recording, and of every iteration over it."""
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(self._tokenizer_name, self._texts)
         return self._tokenizer
@@ -50,7 +51,7 @@ class MiniSweAgent(TextRecording):
     notes: tuple[str, ...] = ASSUMPTIONS
 
     def tasks(self) -> Iterator[tuple[str, Iterable[Call]]]:
-        tokenizer = self._load_tokenizer()
+        tokenizer = self.load_tokenizer()
         began_s, total = self._look_ahead()
         done = 0
         for trajectory in read_trajectories(self.path, self._skip_or_raise):
