@@ -1,0 +1,182 @@
+"""Stack distances of a reference stream: how many distinct other chunks are more recent than the one referenced.
+
+After a call, its references are the most recent ones. They are promoted in one of two orders, and a tier of K chunks
+holds a chunk iff its distance is below K (Mattson et al., 1970). Two distances are of use:
+
+    lookup distance     when the call's lookup happens, before it promotes anything: what the call finds
+    reference distance  when the chunk itself is promoted, so that the call's own references before it count as well:
+                        what a cache sees that is offered the references one by one
+
+Agents' references come in runs: chunks that follow one another in a call as they did in the call that promoted them
+last stay adjacent in recency, so their lookup distances fall by one in the order of promotion, and their reference
+distances are equal. `StackDistances` finds such segments in one pass over the keys; all else costs per segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+import numpy as np
+
+from efficient_lmcache.core import _fenwick_kernels as fenwick
+from efficient_lmcache.core import _run_kernels as runs
+from efficient_lmcache.core._compiled import enlarged
+from efficient_lmcache.core._segment_kernels import spread_distances
+from efficient_lmcache.core.references import Ints, References
+
+INFINITE = runs.INFINITE
+"""The distance of a chunk that was never promoted before."""
+
+_LARGEST_CHUNK = 2**36
+
+
+class PromotionOrder(Enum):
+    """Which of a call's chunks is promoted last, and so the most recent one.
+
+    TAIL_FIRST: the head; the order of the paper's reference model.
+    HEAD_FIRST: the tail; the order in which LMCache inserts new chunks.
+    """
+
+    TAIL_FIRST = "tail_first"
+    HEAD_FIRST = "head_first"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segments:
+    """Distances of a batch of calls by segments: a call's references in the order of promotion, cut into runs.
+
+    Attributes:
+        offsets: int64 [calls + 1]: where each call's segments begin.
+        start: int64 [segments]: a segment's first reference, counted from the first one that its call promotes.
+        distance: int64 [segments]: that reference's distance, INFINITE for a segment never promoted before.
+        step: what each further reference of a segment adds to a finite distance: -1 at lookup, 0 at promotion.
+    """
+
+    offsets: Ints
+    start: Ints
+    distance: Ints
+    step: int
+
+    @property
+    def largest(self) -> int:
+        """The largest finite distance; -1 without one."""
+        return int(self.distance[self.distance != INFINITE].max(initial=-1))
+
+
+class StackDistances:
+    """Exact distances of a stream that arrives in batches of whole calls.
+
+    Memory: 8 bytes per chunk number, and some 50 per call that still has the last reference to a chunk.
+    Time: a few nanoseconds per reference, and O(log calls) per segment plus the intervals into which later calls have
+    cut the earlier one. In streams whose keys are paths (a chunk always follows the same chunk) that is one interval,
+    and a call has O(log chunks) segments, amortized: they are the preferred-child changes of link-cut trees (Sleator
+    and Tarjan, 1983). Any other stream is exact too, at a cost of up to its call's length per reference.
+    """
+
+    def __init__(self, order: PromotionOrder = PromotionOrder.TAIL_FIRST, *, at_promotion: bool = False) -> None:
+        """Distances at lookup, or with `at_promotion` reference distances."""
+        self.order = order
+        self.at_promotion = at_promotion
+        self._state = runs.empty_state()
+
+    def observe(self, references: References) -> Segments:
+        """Distances of the next calls of the stream, which are then promoted."""
+        calls, call = len(references), 0
+        offsets = np.zeros(calls + 1, np.int64)
+        buffer = runs.SegmentBuffer(*(np.zeros(0, np.int64) for _ in runs.SegmentBuffer._fields))
+        tail_first = self.order is PromotionOrder.TAIL_FIRST
+        while call < calls:
+            keys = references.call_keys(call)
+            _check_chunk_numbers(keys)
+            buffer = runs.SegmentBuffer(*(enlarged(array, int(offsets[call]) + len(keys)) for array in buffer))
+            self._state = runs.with_room(self._state, keys, self.at_promotion)
+            call = runs.observe_runs(
+                self._state, references.keys, references.offsets, call, tail_first, self.at_promotion, buffer, offsets
+            )
+        segments = offsets[-1]
+        return Segments(
+            offsets, buffer.start[:segments], buffer.distance[:segments], step=0 if self.at_promotion else -1
+        )
+
+
+class StackDistancesByReference:
+    """The same from a tree over single references: O(log chunks) for each, whatever the stream.
+
+    What `StackDistances` is checked against, and the faster one for long calls whose chunks were last promoted in an
+    order unrelated to this call's. Every segment it reports is one reference.
+    """
+
+    def __init__(self, order: PromotionOrder = PromotionOrder.TAIL_FIRST, *, at_promotion: bool = False) -> None:
+        """Distances at lookup, or with `at_promotion` reference distances."""
+        self.order = order
+        self.at_promotion = at_promotion
+        self._state = fenwick.empty_state()
+
+    def observe(self, references: References) -> Segments:
+        """Distances of the next calls of the stream, which are then promoted."""
+        calls, call = len(references), 0
+        distance = np.empty(len(references.keys), np.int64)
+        tail_first = self.order is PromotionOrder.TAIL_FIRST
+        while call < calls:
+            keys = references.call_keys(call)
+            _check_chunk_numbers(keys)
+            self._state = fenwick.with_room(self._state, keys)
+            call = fenwick.observe_references(
+                self._state, references.keys, references.offsets, call, tail_first, self.at_promotion, distance
+            )
+        start = np.arange(len(distance)) - np.repeat(references.offsets[:-1], np.diff(references.offsets))
+        return Segments(references.offsets, start, distance, step=0 if self.at_promotion else -1)
+
+
+Stack: TypeAlias = StackDistances | StackDistancesByReference
+Batches: TypeAlias = References | Iterable[References]
+
+
+def lookup_distances(
+    references: Batches, order: PromotionOrder = PromotionOrder.TAIL_FIRST, *, by_reference: bool = False
+) -> Ints:
+    """int64 [references]: each reference's distance when its call's lookup happens; INFINITE for a new chunk."""
+    return _distances(references, stack_distances(order, by_reference=by_reference))
+
+
+def reference_distances(
+    references: Batches, order: PromotionOrder = PromotionOrder.TAIL_FIRST, *, by_reference: bool = False
+) -> Ints:
+    """int64 [references]: each reference's distance when it is promoted itself (Mattson et al., 1970).
+
+    An LRU cache of K chunks that is offered the references one by one, in the order of promotion, hits iff it is
+    below K. In prefix-consistent streams promoted tail first it is the lookup distance plus the number of references
+    nearer the tail.
+    """
+    return _distances(references, stack_distances(order, at_promotion=True, by_reference=by_reference))
+
+
+def stack_distances(order: PromotionOrder, *, at_promotion: bool = False, by_reference: bool = False) -> Stack:
+    """An empty stack, by runs or by reference."""
+    kind = StackDistancesByReference if by_reference else StackDistances
+    return kind(order, at_promotion=at_promotion)
+
+
+def batches_of(references: Batches) -> Iterable[References]:
+    """A whole stream is a stream of one batch."""
+    return (references,) if isinstance(references, References) else references
+
+
+def _distances(references: Batches, stack: Stack) -> Ints:
+    parts = []
+    for batch in batches_of(references):
+        found = stack.observe(batch)
+        tail_first = stack.order is PromotionOrder.TAIL_FIRST
+        parts.append(
+            spread_distances(batch.offsets, found.offsets, found.start, found.distance, found.step, tail_first)
+        )
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def _check_chunk_numbers(keys: Ints) -> None:
+    if len(keys) and (keys.min() < 0 or keys.max() >= _LARGEST_CHUNK):
+        wrong = keys[(keys < 0) | (keys >= _LARGEST_CHUNK)][0]
+        raise ValueError(f"References.keys has chunk number {wrong}; chunks are numbered from 0 in order of appearance")
