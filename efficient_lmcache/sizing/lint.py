@@ -45,7 +45,7 @@ class Finding:
     def cost_tokens(self) -> int:
         """The tokens lost, or where that is unknown the most that can be."""
         lost = self.found.lost_tokens
-        return self.found.at_most_lost_tokens if lost is None else lost
+        return self.found.at_most_lost_tokens if lost is None else lost + self.diagnosis.moved_tokens
 
 
 @dataclass(slots=True)
@@ -87,12 +87,14 @@ class Report:
     Attributes:
         unit_tokens: how exactly breaks are placed; 1 where token ids are known.
         notes: what the recording cannot tell.
+        lanes_are_guessed: a call that extends no earlier one counts as another lane's first, so no break is ever seen.
     """
 
     source: str
     unit_tokens: int
     lanes: tuple[LaneReport, ...]
     notes: tuple[str, ...] = ()
+    lanes_are_guessed: bool = False
 
     @property
     def knows_text(self) -> bool:

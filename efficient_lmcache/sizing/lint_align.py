@@ -129,7 +129,7 @@ def _gram_hashes(ids: Ids) -> npt.NDArray[np.uint64]:
 def _nearest(candidates: npt.NDArray[np.int64], old_end: int) -> list[int]:
     """A few candidates, those from `old_end` on first; `candidates` increase."""
     after = int(np.searchsorted(candidates, old_end))
-    return np.concatenate((candidates[after:], candidates[:after]))[:_CANDIDATES].tolist()
+    return [int(each) for each in np.concatenate((candidates[after:], candidates[:after]))[:_CANDIDATES]]
 
 
 def _extended(old: Ids, new: Ids, unused: npt.NDArray[np.bool_], old_at: int, new_at: int, new_from: int) -> Run:

@@ -8,7 +8,7 @@ import numpy as np
 
 from efficient_lmcache.core.tasks import MAX_SUFFIX_TOKENS
 from efficient_lmcache.replay.trace import common_prefix_tokens
-from efficient_lmcache.sizing.lint_align import Ids, Run, reappearing_runs
+from efficient_lmcache.sizing.lint_align import Ids, Run, in_order, reappearing_runs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +44,7 @@ class Break:
         prompt_tokens: of this prompt.
         runs: old text that reappears behind the break, as positions in previous prompt + output and in this prompt;
             None where ids cannot tell.
+        stayed: the most of it that reappears in its old order.
         unit_tokens: how exactly positions are known.
     """
 
@@ -52,6 +53,7 @@ class Break:
     previous_tokens: int
     prompt_tokens: int
     runs: tuple[Run, ...] | None
+    stayed: tuple[Run, ...] = ()
     unit_tokens: int = 1
 
     @property
@@ -61,12 +63,13 @@ class Break:
 
     @property
     def lost_tokens(self) -> int | None:
-        """Prompt tokens behind the break that were processed in the previous call, too: recomputed for the edit alone.
+        """Prompt tokens behind the break that the previous call processed as well, in the same order.
 
-        They are counted as runs of at least `MIN_RUN_TOKENS` equal tokens, each old token once. None where ids cannot
-        tell; then only `at_most_lost_tokens` is known.
+        They are computed again for the edit alone. Counted as runs of at least `MIN_RUN_TOKENS` equal tokens. What
+        reappears out of order is most often a text read twice, which costs as much in a prompt that only grows. None
+        where ids cannot tell; then only `at_most_lost_tokens` is known.
         """
-        return None if self.runs is None else sum(run.tokens for run in self.runs)
+        return None if self.runs is None else sum(run.tokens for run in self.stayed)
 
 
 def find_break(previous: Call, call: Call) -> Break | None:
@@ -91,5 +94,6 @@ def find_break(previous: Call, call: Call) -> Break | None:
         previous_tokens=len(old) * unit,
         prompt_tokens=len(new) * unit,
         runs=runs,
+        stayed=in_order(runs or ()),
         unit_tokens=unit,
     )

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from efficient_lmcache.core.tasks import MAX_SUFFIX_TOKENS
-from efficient_lmcache.sizing.lint_align import MIN_RUN_TOKENS, Run, in_order
+from efficient_lmcache.sizing.lint_align import MIN_RUN_TOKENS, Run
 from efficient_lmcache.sizing.lint_break import Break
 
-_SMALL_EDIT_TOKENS = 64  # a clock, a date and a request id fit
-_SMALL_SHARE_OF_OPENING = 1 / 4
+_SMALL_EDIT_TOKENS = 128  # a clock, a request id and a few lines about the environment fit
+_SMALL_NOTICE_TOKENS = 64  # "earlier messages were removed", not a summary
 _PERMUTED_SHARE = 0.8
 _SEAM_TOKENS = 2  # text cut out may leave its ends tokenised otherwise
 _SHORTER = 0.9
@@ -74,9 +74,12 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
+    """`moved_tokens`: of reordered tools, those lost besides `Break.lost_tokens`."""
+
     habit: Habit
     edit: Edit
     variant: Variant | None = None
+    moved_tokens: int = 0
 
     @property
     def label(self) -> str:
@@ -101,8 +104,8 @@ def diagnose(found: Break, opening_tokens: int, replies: Sequence[Span]) -> Diag
     edit = _first_edit(found)
     if found.stable_tokens >= found.previous_prompt_tokens - MAX_SUFFIX_TOKENS:
         return Diagnosis(Habit.REPLY_REWRITTEN if edit.continues else Habit.REPLY_DROPPED, edit)
-    if _is_permuted(found, opening_tokens):
-        return Diagnosis(Habit.TOOLS_REORDERED, edit)
+    if swapped := _swapped(found, opening_tokens):
+        return Diagnosis(Habit.TOOLS_REORDERED, edit, moved_tokens=sum(run.tokens for run in swapped))
     if not edit.continues:
         return _without_continuation(found, edit, opening_tokens)
     return _by_edit(found, edit, opening_tokens, replies)
@@ -125,10 +128,9 @@ def moved(replies: Sequence[Span], stable_tokens: int, runs: Sequence[Run]) -> l
 
 def _first_edit(found: Break) -> Edit:
     stable = found.stable_tokens
-    chain = in_order(found.runs or ())
-    if not chain:
+    if not found.stayed:
         return Edit(found.previous_tokens - stable, found.prompt_tokens - stable, found.previous_tokens, False)
-    return Edit(chain[0].old - stable, chain[0].new - stable, chain[0].old, True)
+    return Edit(found.stayed[0].old - stable, found.stayed[0].new - stable, found.stayed[0].old, True)
 
 
 def _by_length(found: Break, opening_tokens: int) -> Diagnosis:
@@ -141,20 +143,19 @@ def _by_length(found: Break, opening_tokens: int) -> Diagnosis:
     return Diagnosis(Habit.RESTARTED if near_top else Habit.CONDENSED, edit)
 
 
-def _is_permuted(found: Break, opening_tokens: int) -> bool:
-    """Runs within the opening changed places, and leave little of the region that they span unexplained."""
+def _swapped(found: Break, opening_tokens: int) -> list[Run]:
+    """The runs within the opening that changed places; none where the region they span is not all made of old runs."""
     runs = [run for run in found.runs or () if max(run.old, run.new) < opening_tokens]
-    stayed = set(in_order(found.runs or ()))
-    swapped = [run for run in runs if run not in stayed]
+    swapped = [run for run in runs if run not in found.stayed]
     if not swapped:
-        return False
+        return []
     end_old, end_new = max(run.old_end for run in swapped), max(run.new_end for run in swapped)
     for run in runs:  # in place of a run that moved to the back, others came to the front
         if run.old < end_old or run.new < end_new:
             end_old, end_new = max(end_old, min(run.old_end, opening_tokens)), max(end_new, run.new_end)
     length = max(end_old, end_new) - found.stable_tokens
     explained = sum(run.tokens for run in runs if run.old < end_old and run.new < end_new)
-    return explained >= _PERMUTED_SHARE * length
+    return swapped if explained >= _PERMUTED_SHARE * length else []
 
 
 def _without_continuation(found: Break, edit: Edit, opening_tokens: int) -> Diagnosis:
@@ -177,9 +178,7 @@ def _by_edit(found: Break, edit: Edit, opening_tokens: int, replies: Sequence[Sp
         return Diagnosis(Habit.REPLY_DROPPED if dropped else Habit.REPLY_REWRITTEN, edit)
     if overlaps:
         return Diagnosis(Habit.CONDENSED, edit, _shortened_by(edit))
-    if start < opening_tokens and max(removed, inserted) <= max(
-        _SMALL_EDIT_TOKENS, _SMALL_SHARE_OF_OPENING * opening_tokens
-    ):
+    if start < opening_tokens and max(removed, inserted) <= _SMALL_EDIT_TOKENS:
         return Diagnosis(Habit.VOLATILE_HEAD, edit)
     if is_masked and start >= opening_tokens - MAX_SUFFIX_TOKENS:
         return Diagnosis(Habit.CONDENSED, edit, Variant.MASKING if replies else None)
@@ -192,4 +191,4 @@ def _covers_a_reply(replies: Sequence[Span], start: int, end: int) -> bool:
 
 
 def _shortened_by(edit: Edit) -> Variant:
-    return Variant.TRUNCATION if edit.inserted_tokens <= _SMALL_EDIT_TOKENS else Variant.SUMMARY
+    return Variant.TRUNCATION if edit.inserted_tokens <= _SMALL_NOTICE_TOKENS else Variant.SUMMARY

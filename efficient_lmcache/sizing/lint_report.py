@@ -20,7 +20,7 @@ _SHOWN_CHARACTERS = 160
 def to_json(report: Report, top: int, decode: Decode | None = None) -> dict[str, Any]:
     """The whole report, JSON-able, with the `top` worst tasks and calls.
 
-    `lost_tokens` are null where the recording cannot tell; `at_most_lost_tokens` always is a number.
+    `lost_tokens` are null where the recording cannot tell, `breaks` where lanes are guesses.
     """
     return {
         "source": report.source,
@@ -29,7 +29,7 @@ def to_json(report: Report, top: int, decode: Decode | None = None) -> dict[str,
         "calls": report.calls,
         "prompt_tokens": report.prompt_tokens,
         "cache_stable_tokens": report.stable_tokens,
-        "breaks": sum(len(lane.findings) for lane in report.lanes),
+        "breaks": None if report.lanes_are_guessed else sum(len(lane.findings) for lane in report.lanes),
         "forks": sum(lane.forks for lane in report.lanes),
         "repeats": sum(lane.repeats for lane in report.lanes),
         **_loss(report, report.cost_tokens, _at_most(report.worst_calls())),
@@ -105,12 +105,16 @@ def _summary(report: Report) -> RenderableType:
     rows = {
         "recording": f"{report.source}: {len(report.lanes):,} tasks, {report.calls:,} calls, "
         f"{report.prompt_tokens:,} prompt tokens",
-        "cache-stable": f"{report.stable_tokens:,} tokens ({report.stable_tokens / total:.1%}): extend what was processed before",
+        "cache-stable": f"{report.stable_tokens:,} tokens ({report.stable_tokens / total:.1%})",
         "prefix breaks": f"{breaks:,}",
     }
     if breaks:
         title = "lost to them" if report.knows_text else "lost to them, at most"
         rows[title] = f"{report.cost_tokens:,} tokens ({report.cost_tokens / total:.1%})"
+    elif report.lanes_are_guessed:
+        rows["prefix breaks"] = (
+            "cannot be seen: the recording names no tasks, so whatever extends no earlier prompt counts as a new task"
+        )
     else:
         rows["prefix breaks"] = "none: every prompt extends an earlier one of its task"
     forks, repeats = (sum(getattr(lane, name) for lane in report.lanes) for name in ("forks", "repeats"))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from efficient_lmcache.replay import trace
 from efficient_lmcache.replay.tokenizers import ALLOWED, Tokenizer, load_tokenizer
 from efficient_lmcache.sizing.lint import Report, lint_calls
 from efficient_lmcache.sizing.lint_break import Call
+from efficient_lmcache.sizing.readers.lookup_log import LookupLog
+from efficient_lmcache.sizing.readers.mooncake import MooncakeRequests
 from efficient_lmcache.sizing.readers.records import RecordError, RecordingError
 from efficient_lmcache.sizing.readers.tokens import TokenRecording
 from efficient_lmcache.sizing.readers.trace_v1 import TraceV1
@@ -65,7 +68,7 @@ def _lint_tokens(stream: TokenRecording, skip_bad: bool) -> Report:
             for call in whole:
                 yield task, Call(call.prompt_tokens, len(call.prompt_tokens), call.output_tokens)
 
-    return lint_calls(stream.name, calls(), notes=lambda: (*stream.notes, *_skipped_note(skipped + stream.skipped)))
+    return lint_calls(stream.name, calls(), notes=lambda: (*_notes(stream), *_skipped_note(skipped + stream.skipped)))
 
 
 def _lint_blocks(stream: ReferenceStream) -> Report:
@@ -79,8 +82,16 @@ def _lint_blocks(stream: ReferenceStream) -> Report:
                 )
 
     unit = stream.chunk_tokens
-    notes = (_BLOCKS_NOTE.format(unit=unit), *stream.notes)
+    if isinstance(stream, (MooncakeRequests, LookupLog)):
+        report = lint_calls(stream.name, calls(), unit, lambda: (*_notes(stream), *_skipped_note(stream.skipped)))
+        return replace(report, lanes_are_guessed=True)
+    notes = (_BLOCKS_NOTE.format(unit=unit), *_notes(stream))
     return lint_calls(stream.name, calls(), unit, lambda: (*notes, *_skipped_note(stream.skipped)))
+
+
+def _notes(stream: ReferenceStream) -> tuple[str, ...]:
+    """What the recording does not tell, of which lint needs no times."""
+    return tuple(note for note in stream.notes if "interval_s" not in note and "start_s" not in note)
 
 
 def _skipped_note(skipped: int) -> tuple[str, ...]:
