@@ -78,21 +78,33 @@ class KVFootprint:
     @classmethod
     def from_config_file(cls, path: str | Path, kv_cache_dtype: str = "auto") -> KVFootprint:
         """Read `config.json`, or the one inside a model directory. Errors name the file."""
-        file = Path(path)
-        if file.is_dir():
-            file /= "config.json"
-        try:
-            config = json.loads(file.read_text())
-        except OSError as error:
-            raise ValueError(f"{file}: {error.strerror}; expected a Hugging Face config.json") from error
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{file}: not JSON ({error}); expected a Hugging Face config.json") from error
-        if not isinstance(config, dict):
-            raise ValueError(f"{file}: holds {type(config).__name__}; expected a Hugging Face config.json object")
+        config = load_config(path)
         try:
             return cls.from_config(config, kv_cache_dtype)
         except ValueError as error:
-            raise ValueError(f"{file}: {error}") from error
+            raise ValueError(f"{_config_file(path)}: {error}") from error
+
+
+def load_config(path: str | Path) -> dict[str, Any]:
+    """Parse a Hugging Face `config.json`, or the one inside a model directory.
+
+    Raises:
+        ValueError: naming the file.
+    """
+    file = _config_file(path)
+    try:
+        config = json.loads(file.read_text())
+    except OSError as error:
+        raise ValueError(f"{file}: {error.strerror}; expected a Hugging Face config.json") from error
+    except ValueError as error:
+        raise ValueError(f"{file}: not JSON ({error}); expected a Hugging Face config.json") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{file}: holds {type(config).__name__}; expected a Hugging Face config.json object")
+    return config
+
+
+def _config_file(path: str | Path) -> Path:
+    return Path(path) / "config.json" if Path(path).is_dir() else Path(path)
 
 
 def _integer(config: Mapping[str, Any], *keys: str) -> int:

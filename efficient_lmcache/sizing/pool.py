@@ -13,10 +13,7 @@ predicted coverage refine the order. What the model leaves out: preemptions, and
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +21,7 @@ import numpy as np
 
 from efficient_lmcache.core.references import Floats, Ints, References
 from efficient_lmcache.core.reuse import stable_tokens
+from efficient_lmcache.sizing import _pool_kernel as kernel
 
 Range = tuple[float, float]
 
@@ -96,7 +94,8 @@ def interleave(references: References, model: PoolModel) -> list[Ints]:
     For each end of the service rates, every prompt computed whole, then every prompt computed only where it is new.
     """
     computed = computed_extremes(references)
-    return [simulate(references, model, rates, tokens).order for rates in model.extremes() for tokens in computed]
+    pool = Pool(references, model)
+    return [pool.simulate(rates, tokens).order for rates in model.extremes() for tokens in computed]
 
 
 def computed_extremes(references: References) -> tuple[Ints, Ints]:
@@ -105,121 +104,69 @@ def computed_extremes(references: References) -> tuple[Ints, Ints]:
     return prompts, np.maximum(prompts - stable_tokens(references), 1)
 
 
-def simulate(references: References, model: PoolModel, rates: Rates, computed_tokens: Ints) -> Schedule:
-    """Run the pool once. The same arguments give the same schedule.
+class Pool:
+    """The sessions of a stream, ready to be simulated under one engine after another."""
 
-    Args:
-        computed_tokens: of every call's prompt, int64 [calls].
-    """
-    return _Pool(references, model, rates, computed_tokens).run()
-
-
-_ARRIVES, _COMPUTED, _ANSWERED = range(3)
-
-
-class _Pool:
-    """One run: a heap of (time, number, event, call), where numbers make ties first come, first served."""
-
-    def __init__(self, references: References, model: PoolModel, rates: Rates, computed_tokens: Ints) -> None:
+    def __init__(self, references: References, model: PoolModel) -> None:
         self._model = model
-        self._prefill_s = (computed_tokens / rates.prefill_tokens_per_s).tolist()
-        self._decode_s = (references.output_tokens * rates.output_s_per_token).tolist()
-        self._prompts: list[int] = references.prompt_tokens.tolist()
-        self._chain = _Chain(references, model.time_scale)
-        self._events: list[tuple[float, int, int, int]] = []
-        self._pushed = 0
-        self._waiting: deque[int] = deque()
-        self._running = 0
-        self._resident_tokens = 0
-        self._computing = False
-        self._order: list[int] = []
-        self._lookup_s: list[float] = []
+        self._references = references
+        self._chain = _chain(references, model.time_scale)
 
-    def run(self) -> Schedule:
-        unstarted = iter(self._chain.sessions)
-        unanswered = {session: len(calls) for session, calls in self._chain.sessions.items()}
-        for _ in range(self._model.active_pool):
-            self._start(next(unstarted, None), 0.0)
-        while self._events:
-            now_s, _, event, call = heapq.heappop(self._events)
-            if event == _ARRIVES:
-                self._waiting.append(call)
-                for follower, delay_s in self._chain.spawned_by(call):
-                    self._push(now_s + delay_s, _ARRIVES, follower)
-            elif event == _COMPUTED:
-                self._computing = False
-                self._push(now_s + self._decode_s[call], _ANSWERED, call)
-            else:
-                self._running -= 1
-                self._resident_tokens -= self._prompts[call]
-                for follower, delay_s in self._chain.answered_by(call):
-                    self._push(now_s + delay_s, _ARRIVES, follower)
-                session = self._chain.session_of[call]
-                unanswered[session] -= 1
-                if not unanswered[session]:
-                    self._start(next(unstarted, None), now_s)
-            self._admit(now_s)
-        return Schedule(np.array(self._order, np.int64), np.array(self._lookup_s))
+    def simulate(self, rates: Rates, computed_tokens: Ints) -> Schedule:
+        """Run the pool once. The same arguments give the same schedule.
 
-    def _push(self, time_s: float, event: int, call: int) -> None:
-        heapq.heappush(self._events, (time_s, self._pushed, event, call))
-        self._pushed += 1
-
-    def _start(self, session: int | None, now_s: float) -> None:
-        if session is not None:
-            first = self._chain.sessions[session][0]
-            self._push(now_s + self._chain.interval_s[first], _ARRIVES, first)
-
-    def _admit(self, now_s: float) -> None:
-        """Let the first waiting call enter, if there is room for it."""
-        if self._computing or not self._waiting or self._running == self._model.slots:
-            return
-        call = self._waiting[0]
-        resident_tokens = self._resident_tokens + self._prompts[call]
-        limit = self._model.gpu_kv_tokens
-        if limit is not None and resident_tokens > limit and self._running:
-            return
-        self._waiting.popleft()
-        self._running += 1
-        self._resident_tokens = resident_tokens
-        self._computing = True
-        self._order.append(call)
-        self._lookup_s.append(now_s)
-        self._push(now_s + self._prefill_s[call], _COMPUTED, call)
+        Args:
+            computed_tokens: of every call's prompt, int64 [calls].
+        """
+        model, references = self._model, self._references
+        return Schedule(
+            *kernel.run(
+                self._chain,
+                references.prompt_tokens,
+                computed_tokens / rates.prefill_tokens_per_s,
+                (references.output_tokens * rates.output_s_per_token).astype(np.float64),
+                model.active_pool,
+                model.slots,
+                _UNLIMITED_TOKENS if model.gpu_kv_tokens is None else model.gpu_kv_tokens,
+            )
+        )
 
 
-class _Chain:
-    """Which calls an event releases, and after how long."""
+_UNLIMITED_TOKENS = 1 << 62
 
-    def __init__(self, references: References, time_scale: float) -> None:
-        self.session_of: list[int] = references.session.tolist()
-        self.interval_s = (np.nan_to_num(references.interval_s).clip(0.0) * time_scale).tolist()
-        self.sessions: dict[int, list[int]] = {}
-        self._next_in_lane: dict[int, int] = {}
-        self._spawned: dict[int, list[tuple[int, float]]] = {}
-        start_s = references.start_s
-        last_in_lane: dict[int, int] = {}
-        for call, lane in enumerate(references.lane.tolist()):
-            session = self.sessions.setdefault(self.session_of[call], [])
-            if lane in last_in_lane:
-                self._next_in_lane[last_in_lane[lane]] = call
-            elif session:
-                # A sub-agent follows the call that its session had sent last: tied to the clock alone, it would run
-                # ahead of a parent that this pool serves more slowly than the recorded one.
-                parent = session[-1]
-                delay_s = float(np.nan_to_num(start_s[call] - start_s[parent]).clip(0.0)) * time_scale
-                self._spawned.setdefault(parent, []).append((call, delay_s))
-            last_in_lane[lane] = call
-            session.append(call)
 
-    def spawned_by(self, call: int) -> Sequence[tuple[int, float]]:
-        """First calls of lanes that start after `call` is sent."""
-        return self._spawned.get(call, ())
-
-    def answered_by(self, call: int) -> Sequence[tuple[int, float]]:
-        """The lane's next call, which waits for the response of `call`."""
-        follower = self._next_in_lane.get(call)
-        return () if follower is None else ((follower, self.interval_s[follower]),)
+def _chain(references: References, time_scale: float) -> kernel.Chain:
+    calls = len(references)
+    delay_s = np.nan_to_num(references.interval_s).clip(0.0)
+    next_in_lane = np.full(calls, kernel.NONE)
+    first_spawned, next_spawned = np.full(calls, kernel.NONE), np.full(calls, kernel.NONE)
+    last_in_lane: dict[int, int] = {}
+    last_in_session: dict[int, int] = {}
+    for call, (lane, session) in enumerate(zip(references.lane.tolist(), references.session.tolist(), strict=True)):
+        if lane in last_in_lane:
+            next_in_lane[last_in_lane[lane]] = call
+        elif session in last_in_session:
+            # A sub-agent follows the call that its session had sent last: tied to the clock alone, it would run ahead
+            # of a parent that this pool serves more slowly than the recorded one.
+            parent = last_in_session[session]
+            delay_s[call] = np.nan_to_num(references.start_s[call] - references.start_s[parent]).clip(0.0)
+            next_spawned[call], first_spawned[parent] = first_spawned[parent], call
+        last_in_lane[lane] = last_in_session[session] = call
+    _, first, numbers, session_calls = np.unique(
+        references.session, return_index=True, return_inverse=True, return_counts=True
+    )
+    by_appearance = np.argsort(first)
+    rank = np.empty_like(by_appearance)
+    rank[by_appearance] = np.arange(len(rank))
+    return kernel.Chain(
+        delay_s * time_scale,
+        next_in_lane,
+        first_spawned,
+        next_spawned,
+        rank[numbers],
+        first[by_appearance],
+        session_calls[by_appearance],
+    )
 
 
 def _is_range(values: Range, above: float = -math.inf) -> bool:

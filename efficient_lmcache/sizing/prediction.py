@@ -11,39 +11,18 @@ rounds are used up. The refined rounds span the prediction; the last ones' mean 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from efficient_lmcache.core.coverage import covered_tokens_at
-from efficient_lmcache.core.references import Ints, References
-from efficient_lmcache.core.reuse import expired, salted
-from efficient_lmcache.sizing.pool import PoolModel, Schedule, computed_extremes, simulate
+from efficient_lmcache.core.references import Ints
+from efficient_lmcache.core.reuse import expired
+from efficient_lmcache.sizing.pool import Pool, PoolModel, Schedule, computed_extremes
+from efficient_lmcache.sizing.workload import Workload
 
 GIB = 1 << 30
-_REFINEMENTS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """One recording at the two granularities of its caches; the same calls in the same order.
-
-    Attributes:
-        chunks: the host tier's chunks of b tokens, of prompts only (LMCache stores no chunk of an output).
-        blocks: the GPU cache's blocks, outputs included (vLLM keeps what it generated).
-    """
-
-    chunks: References
-    blocks: References
-
-    def __post_init__(self) -> None:
-        if not np.array_equal(self.chunks.prompt_tokens, self.blocks.prompt_tokens):
-            raise ValueError("Workload.chunks and Workload.blocks are not the same calls")
-
-    def salted(self) -> Workload:
-        """The workload when every session's keys are salted, in both caches."""
-        return Workload(salted(self.chunks), salted(self.blocks))
+_REFINEMENTS = 3
 
 
 class Span(NamedTuple):
@@ -90,11 +69,10 @@ def predict(
         progress: called with (capacities done, capacities in all).
     """
     capacities = list(host_gib)
-    predictor = _Predictor(workload, model, gpu_kv_tokens, ttl_s)
+    predictor = Predictor(workload, model, gpu_kv_tokens, bytes_per_token, ttl_s)
     predictions = []
     for done, gib in enumerate(capacities, 1):
-        chunks = capacity_chunks(gib, workload.chunks.chunk_tokens, bytes_per_token)
-        predictions.append(Prediction(gib, min(chunks, predictor.all_chunks), *predictor.at(chunks)))
+        predictions.append(predictor.predict(gib))
         if progress is not None:
             progress(done, len(capacities))
     return predictions
@@ -115,33 +93,51 @@ class _Outcome(NamedTuple):
     per_call: Ints
 
 
-class _Predictor:
-    """Predictions of one workload: starts are shared, and so is the GPU's coverage of orders that come up again."""
+class Predictor:
+    """Predictions of one workload: starts are shared, and so is the GPU's coverage of orders that come up again.
 
-    def __init__(self, workload: Workload, model: PoolModel, gpu_kv_tokens: int, ttl_s: float | None) -> None:
+    Arguments as of `predict`.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        model: PoolModel,
+        gpu_kv_tokens: int,
+        bytes_per_token: int,
+        ttl_s: float | None = None,
+    ) -> None:
         self._chunks = workload.chunks
         self._blocks = workload.blocks
-        self._model = model
+        self._pool = Pool(workload.chunks, model)
+        self._rates = model.extremes()
+        self._bytes_per_token = bytes_per_token
         self._ttl_s = ttl_s
         self._gpu_blocks = gpu_kv_tokens // workload.blocks.chunk_tokens
         self._extremes = computed_extremes(workload.chunks)
         self._gpu_tokens: dict[bytes, Ints] = {}
-        self.all_chunks = int(workload.chunks.keys.max(initial=-1)) + 1
+        self._all_chunks = int(workload.chunks.keys.max(initial=-1)) + 1
 
-    def at(self, capacity: int) -> tuple[Span, Span]:
-        """Computed prefill and restored tokens in a tier of so many chunks."""
+    @property
+    def all_gib(self) -> float:
+        """A tier per rank that holds every chunk of the workload."""
+        return self._all_chunks * self._chunks.chunk_tokens * self._bytes_per_token / GIB
+
+    def predict(self, host_gib: float) -> Prediction:
+        """One capacity of the host tier, per rank."""
+        capacity = capacity_chunks(host_gib, self._chunks.chunk_tokens, self._bytes_per_token)
         refined: list[_Outcome] = []
         last: list[_Outcome] = []
-        capacity = min(capacity, self.all_chunks)
-        for rates in self._model.extremes():
+        for rates in self._rates:
             for computed in self._extremes:
-                outcome = self._serve(simulate(self._chunks, self._model, rates, computed), capacity)
+                outcome = self._serve(self._pool.simulate(rates, computed), capacity)
                 for _ in range(_REFINEMENTS):
-                    schedule = simulate(self._chunks, self._model, rates, outcome.per_call)
-                    outcome = self._serve(schedule, capacity)
+                    outcome = self._serve(self._pool.simulate(rates, outcome.per_call), capacity)
                     refined.append(outcome)
                 last.append(outcome)
-        return (
+        return Prediction(
+            host_gib,
+            capacity,
             _span([outcome.computed for outcome in refined], [outcome.computed for outcome in last]),
             _span([outcome.restored for outcome in refined], [outcome.restored for outcome in last]),
         )
@@ -152,7 +148,7 @@ class _Predictor:
             chunks = expired(chunks, schedule.lookup_s, self._ttl_s)
         gpu_tokens = self._gpu_resident(schedule.order)
         # The last token of a prompt is always computed: its logits are what the call is for.
-        host_tokens = np.minimum(covered_tokens_at(chunks, capacity), chunks.prompt_tokens - 1)
+        host_tokens = np.minimum(covered_tokens_at(chunks, min(capacity, self._all_chunks)), chunks.prompt_tokens - 1)
         computed = chunks.prompt_tokens - np.maximum(host_tokens, gpu_tokens)
         per_call = np.empty_like(computed)
         per_call[schedule.order] = computed

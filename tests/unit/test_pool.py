@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from efficient_lmcache.core.references import References
 from efficient_lmcache.core.reuse import expired, salted, stable_tokens
-from efficient_lmcache.sizing.pool import PoolModel, Rates, computed_extremes, interleave, simulate
+from efficient_lmcache.sizing.pool import Pool, PoolModel, Rates, computed_extremes, interleave
 
 CHUNK = 10
 NAN = math.nan
@@ -53,7 +53,7 @@ RATES = Rates(100.0, 0.1)
 
 
 def run(references: References, model: PoolModel) -> tuple[list[int], list[float]]:
-    schedule = simulate(references, model, RATES, references.prompt_tokens)
+    schedule = Pool(references, model).simulate(RATES, references.prompt_tokens)
     return schedule.order.tolist(), schedule.lookup_s.tolist()
 
 

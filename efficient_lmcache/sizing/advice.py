@@ -1,0 +1,104 @@
+"""The paper's deployment guide (Table 12) for one deployment, in plain words."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+# Table 1: offload paid on the designs up to 2.3 K peak FLOP per host-link byte and slowed every run at 15.5 K.
+LOW_FLOP_PER_BYTE = 2_400.0
+HIGH_FLOP_PER_BYTE = 15_000.0
+# Below so much of its prompts in common with what was sent before, an agent rewrites its history (98.1 % in the paper).
+STABLE_SHARE = 0.9
+
+
+class Advice(NamedTuple):
+    """One row of the guide.
+
+    Attributes:
+        regime: what is weighed.
+        finding: how this deployment stands.
+        action: what to do.
+    """
+
+    regime: str
+    finding: str
+    action: str
+
+
+def advise(
+    *,
+    flop_per_byte: float,
+    gamma_g: float,
+    gamma_h: float | None,
+    recommended_gib: float,
+    stable_share: float | None = None,
+) -> list[Advice]:
+    """Table 12's rows: hardware, GPU pressure, host pressure and, where a recording tells it, context editing.
+
+    Args:
+        flop_per_byte: peak FLOP per host-link byte of the GPU.
+        gamma_g, gamma_h: pressure on the GPU's KV cache and on the host tier; None without a host tier.
+        recommended_gib: what the plan recommends, per rank.
+        stable_share: of all prompt tokens, those that a tier without limit would cover.
+    """
+    rows = [_hardware(flop_per_byte), _gpu_pressure(gamma_g), _host_pressure(gamma_h, recommended_gib)]
+    return rows if stable_share is None else [*rows, _editing(stable_share)]
+
+
+def _hardware(flop_per_byte: float) -> Advice:
+    regime = f"{flop_per_byte:,.0f} FLOP per host-link byte"
+    if flop_per_byte <= LOW_FLOP_PER_BYTE:
+        return Advice(
+            regime,
+            "low, as on H20 and RTX 3090, where offload took 0.60 to 0.92 of the time once hits survived",
+            "offload",
+        )
+    if flop_per_byte >= HIGH_FLOP_PER_BYTE:
+        return Advice(
+            regime,
+            "high, as on H800, where every offload run took 1.08 to 1.87 times as long",
+            "favour GPU prefix caching; measure before you add a host tier",
+        )
+    return Advice(
+        regime,
+        "between the designs that the paper measured (offload paid up to 2,300 and cost time at 15,500)",
+        "measure both: replay your trace with and without the tier",
+    )
+
+
+def _gpu_pressure(gamma_g: float) -> Advice:
+    regime = f"γ_G = {gamma_g:.2f}"
+    if gamma_g > 1:
+        return Advice(regime, "the pool's context exceeds the GPU's KV cache", "a host tier has something to recover")
+    return Advice(
+        regime,
+        "the GPU's KV cache holds the pool's mean context",
+        "a host tier recovers little; GPU prefix caching is enough unless contexts or the pool grow",
+    )
+
+
+def _host_pressure(gamma_h: float | None, recommended_gib: float) -> Advice:
+    if gamma_h is None or math.isinf(gamma_h):
+        return Advice("no host tier given", "nothing to weigh it against", f"plan for {recommended_gib:g} GiB per rank")
+    regime = f"γ_H = {gamma_h:.2f}"
+    if gamma_h > 1:
+        return Advice(
+            regime,
+            "the host tier cannot hold what the pool reuses: plain offload writes what is evicted before it is read",
+            f"admit conditionally (--admission conditioned), or enlarge the tier to {recommended_gib:g} GiB per rank",
+        )
+    return Advice(
+        regime, "the host tier holds what the pool reuses", "admit every write; conditioned admission never engages"
+    )
+
+
+def _editing(stable_share: float) -> Advice:
+    regime = f"{stable_share:.1%} of prompt tokens stable"
+    if stable_share >= STABLE_SHARE:
+        return Advice(regime, "prompts extend what was sent before", "keep it so: judge edits by cache-stable length")
+    return Advice(
+        regime,
+        "early edits or little sharing: a rewritten early part rekeys every later chunk",
+        "judge edits by cache-stable length; `efficient-lmcache trace lint` finds where prompts stop extending",
+    )
