@@ -26,10 +26,10 @@ def compiled(function: Function) -> Function:
     return kernel
 
 
-def enlarged(array: Ints, length: int, fill: int = 0) -> Ints:
-    """The array itself if it is long enough, or a copy of at least twice its length; new entries are `fill`."""
-    if length <= len(array):
-        return array
-    copy = np.full(max(length, 2 * len(array)), fill, np.int64)
-    copy[: len(array)] = array
+def enlarged(table: Ints, rows: int) -> Ints:
+    """The table itself if it has so many rows, or a copy with at least twice its rows, of which the new ones are 0."""
+    if rows <= len(table):
+        return table
+    copy = np.zeros((max(rows, 2 * len(table)), *table.shape[1:]), np.int64)
+    copy[: len(table)] = table
     return copy

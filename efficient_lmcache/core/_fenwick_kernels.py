@@ -10,7 +10,7 @@ import numpy as np
 from efficient_lmcache.core._compiled import compiled, enlarged
 from efficient_lmcache.core.references import Ints
 
-_NEVER = -1
+_NEVER = 0
 _INFINITE = np.iinfo(np.int64).max
 
 
@@ -18,9 +18,9 @@ class FenwickState(NamedTuple):
     """Recency of all chunks.
 
     Attributes:
-        last: [chunks] the position of each chunk's last promotion; -1 for none.
-        tree: [positions + 1] sums of the live positions from one to the most recent.
-        used: [1] positions given out.
+        last: [chunks] the position of each chunk's last promotion; 0 for none.
+        tree: [positions + 1] sums of the live positions, which begin at 1, from one to the most recent.
+        used: [1] the most recent position.
     """
 
     last: Ints
@@ -34,12 +34,12 @@ def empty_state() -> FenwickState:
 
 def with_room(state: FenwickState, keys: Ints) -> FenwickState:
     """The state, in arrays large enough for a call with these keys."""
-    state = state._replace(last=enlarged(state.last, int(keys.max(initial=-1)) + 1, _NEVER))
+    state = state._replace(last=enlarged(state.last, int(keys.max(initial=-1)) + 1))
     live = np.flatnonzero(state.last != _NEVER)
     live = live[np.argsort(state.last[live])]
-    state.last[live] = np.arange(len(live))
-    # Half of the positions stay free, so chunks are given new ones once per as many references.
-    state = state._replace(tree=np.zeros(max(2 * len(live) + len(keys) + 1, len(state.tree)), np.int64))
+    state.last[live] = np.arange(1, len(live) + 1)
+    # Half of the positions stay free, so chunks are given new ones no more often than once per as many references.
+    state = state._replace(tree=np.zeros(max(2 * (len(live) + len(keys)) + 1, len(state.tree)), np.int64))
     state.used[0] = len(live)
     _fill(state.tree, len(live))
     return state
@@ -77,8 +77,8 @@ def observe_references(
                 distance[begin + reference] = _more_recent(last, tree, key)
             if last[key] != _NEVER:
                 _add(tree, last[key], -1)
-            last[key] = state.used[0]
             state.used[0] += 1
+            last[key] = state.used[0]
             _add(tree, last[key], 1)
         call += 1
     return call
@@ -88,7 +88,7 @@ def observe_references(
 def _more_recent(last: Ints, tree: Ints, key: int) -> int:
     if last[key] == _NEVER:
         return _INFINITE
-    chunks, node = 0, last[key] + 2
+    chunks, node = 0, last[key] + 1
     while node < len(tree):
         chunks += tree[node]
         node += node & -node
@@ -97,7 +97,7 @@ def _more_recent(last: Ints, tree: Ints, key: int) -> int:
 
 @compiled
 def _add(tree: Ints, position: int, chunks: int) -> None:
-    node = position + 1
+    node = position
     while node > 0:
         tree[node] += chunks
         node -= node & -node
@@ -105,5 +105,5 @@ def _add(tree: Ints, position: int, chunks: int) -> None:
 
 @compiled
 def _fill(tree: Ints, live: int) -> None:
-    for position in range(live):
+    for position in range(1, live + 1):
         _add(tree, position, 1)

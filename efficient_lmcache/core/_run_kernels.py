@@ -3,149 +3,118 @@
 A position is a place in the sequence of all promotions, so the later position is the more recent; one place between
 calls stays empty, so that no run crosses from one call into the next. A chunk is live at the position of its last
 promotion. Every call holds its live positions as intervals, newest first; a Fenwick tree over calls holds how many.
+
+Arrays are int64, and tables have a row for each of their things:
+
+    last       [chunks] the position of each chunk's last promotion, or NEVER
+    calls      [calls] FIRST its first position; LIVE live positions; NEWEST its most recent interval; TREE the node of
+               the Fenwick tree, whose sums run from a call to the most recent one; calls are numbered from the oldest
+    intervals  [intervals] live positions LOW to HIGH - 1, and the next OLDER interval of the same call, or NO_INTERVAL
+    counters   [4] the next POSITION; calls in USE; the first FREE interval; how many intervals are free (FREE_COUNT)
+    segments   [segments] START its first reference, counted in the order of promotion from the call's first; LENGTH;
+               DISTANCE of that reference; SOURCE the position it had, or NEVER; OWNER the call that had it
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from efficient_lmcache.core._compiled import compiled, enlarged
+from efficient_lmcache.core._compiled import compiled
 from efficient_lmcache.core.references import Ints
 
-NEVER = -1
+NEVER = 0
 INFINITE = np.iinfo(np.int64).max
-_NO_RUN = -2
-_END = -1
+NO_INTERVAL = -1
+_NO_RUN = -1
 
-# Entries of RunState.counters.
-POSITION, CALLS, FREE, FREE_COUNT = range(4)
-
-
-class RunState(NamedTuple):
-    """Recency of all chunks: the one of chunk k is last[k]; calls are numbered from the oldest with live chunks.
-
-    Attributes:
-        last: [chunks] the position of each chunk's last promotion; NEVER.
-        first: [calls] the position of each call's first promotion.
-        live: [calls] chunks whose last promotion is in this call.
-        tree: [calls + 1] sums of `live` from a call to the most recent one.
-        newest: [calls] its most recent interval of live positions.
-        low, high, older: [intervals] positions [low, high), and the next older interval of the same call or _END.
-        counters: next position; calls in use; first unused interval; unused intervals.
-    """
-
-    last: Ints
-    first: Ints
-    live: Ints
-    tree: Ints
-    newest: Ints
-    low: Ints
-    high: Ints
-    older: Ints
-    counters: Ints
-
-
-class SegmentBuffer(NamedTuple):
-    """What kernels note about each segment; all arrays [segments].
-
-    Attributes:
-        start: its first reference, counted in the order of promotion from the call's first.
-        length: references.
-        source: the position of its first chunk's last promotion; NEVER.
-        call: the call that the position belongs to.
-        distance: that of its first reference.
-    """
-
-    start: Ints
-    length: Ints
-    source: Ints
-    call: Ints
-    distance: Ints
+FIRST, LIVE, NEWEST, TREE = range(4)
+LOW, HIGH, OLDER = range(3)
+POSITION, USE, FREE, FREE_COUNT = range(4)
+START, LENGTH, DISTANCE, SOURCE, OWNER = range(5)
 
 
 @compiled
 def observe_runs(
-    state: RunState,
+    last: Ints,
+    calls: Ints,
+    intervals: Ints,
+    counters: Ints,
+    segments: Ints,
     keys: Ints,
     offsets: Ints,
     call: int,
     tail_first: bool,
     at_promotion: bool,
-    segments: SegmentBuffer,
     segment_offsets: Ints,
 ) -> int:
-    """Find and price the segments of calls, from `call` on, and promote their chunks.
+    """Find the segments of calls, from `call` on, with their distances, and promote their chunks.
 
-    Returns the first call for which some array is too small, or the number of calls.
+    Returns the first call for which some table is too small, or the number of calls.
     """
     while call < len(offsets) - 1:
         begin, length = offsets[call], offsets[call + 1] - offsets[call]
         count = segment_offsets[call]
-        if not _has_room(state, keys[begin : begin + length], at_promotion, len(segments.start) - count):
+        # A chunk named twice ends a promotion's piece of the call, and every piece is held as a call.
+        pieces = length if at_promotion else 1
+        if (
+            not _known(keys[begin : begin + length], len(last))
+            or count + length > len(segments)
+            or counters[USE] + pieces > len(calls) - 1
+            or counters[FREE_COUNT] < 2 * length
+        ):
             return call
-        step = -1 if tail_first else 1
-        head = begin + length - 1 if tail_first else begin
+        head, step = (begin + length - 1, -1) if tail_first else (begin, 1)
         done = 0
         while done < length:
             piece, first = count, done
-            done, count = _scan(state, keys, head, step, done, length, at_promotion, segments, count)
+            done, count = _scan(last, segments, counters[POSITION], keys, head, step, done, length, at_promotion, count)
             if at_promotion:
-                _hold(state, done - first)
+                _hold(calls, intervals, counters, done - first)
                 for segment in range(piece, count):
-                    _price(state, segments, piece, segment)
-                    # The piece is held already, and what it promotes from this segment on is not more recent yet.
-                    if segments.distance[segment] != INFINITE:
-                        segments.distance[segment] -= done - segments.start[segment]
-                    _take(state, segments, segment)
+                    _price(calls, intervals, counters, segments, piece, segment)
+                    # The piece is held already, but what it promotes from this segment on is not more recent yet.
+                    if segments[segment, SOURCE] != NEVER:
+                        segments[segment, DISTANCE] -= done - segments[segment, START]
+                        _take(calls, intervals, counters, segments, segment)
             else:
                 for segment in range(piece, count):
-                    _price(state, segments, piece, segment)
-                _hold(state, done - first)
+                    _price(calls, intervals, counters, segments, piece, segment)
+                _hold(calls, intervals, counters, length)
                 for segment in range(piece, count):
-                    _take(state, segments, segment)
+                    if segments[segment, SOURCE] != NEVER:
+                        _take(calls, intervals, counters, segments, segment)
         call += 1
         segment_offsets[call] = count
     return call
 
 
 @compiled
-def _has_room(state: RunState, keys: Ints, at_promotion: bool, free_segments: int) -> bool:
+def _known(keys: Ints, chunks: int) -> bool:
     lowest, highest = 0, -1
     for key in keys:
         lowest, highest = min(lowest, key), max(highest, key)
-    # A chunk named twice ends a promotion's piece of the call, and every piece is held as a call.
-    pieces = len(keys) if at_promotion else 1
-    return bool(
-        lowest == 0
-        and highest < len(state.last)
-        and len(keys) <= free_segments
-        and state.counters[CALLS] + pieces <= len(state.first)
-        and 2 * len(keys) <= state.counters[FREE_COUNT]
-    )
+    return lowest == 0 and highest < chunks
 
 
 @compiled
 def _scan(
-    state: RunState,
+    last: Ints,
+    segments: Ints,
+    base: int,
     keys: Ints,
     head: int,
     step: int,
     begin: int,
     end: int,
     stop_at_repeat: bool,
-    segments: SegmentBuffer,
     count: int,
 ) -> tuple[int, int]:
     """Write the positions of references [begin, end), in the order of promotion, and note where their runs start.
 
     Returns the reference it stopped at and the number of segments.
     """
-    last, base = state.last, state.counters[POSITION]
     expected = _NO_RUN
-    stop = end
-    opened = count
+    opened, stop = count, end
     for reference in range(begin, end):
         key = keys[head + step * reference]
         position = last[key]
@@ -154,59 +123,59 @@ def _scan(
             if repeat and stop_at_repeat:
                 stop = reference
                 break
-            segments.start[count] = reference
-            segments.source[count] = position
+            segments[count, START] = reference
+            segments[count, SOURCE] = position
             count += 1
             expected = _NO_RUN if repeat else position
         last[key] = base + reference - begin
-        expected += expected >= 0
+        expected += expected > NEVER
     for segment in range(opened, count):
-        following = segments.start[segment + 1] if segment + 1 < count else stop
-        segments.length[segment] = following - segments.start[segment]
+        following = segments[segment + 1, START] if segment + 1 < count else stop
+        segments[segment, LENGTH] = following - segments[segment, START]
     return stop, count
 
 
 @compiled
-def _price(state: RunState, segments: SegmentBuffer, piece: int, segment: int) -> None:
+def _price(calls: Ints, intervals: Ints, counters: Ints, segments: Ints, piece: int, segment: int) -> None:
     """Find the call that has a segment, and the distance of the segment's first reference."""
-    source, length = segments.source[segment], segments.length[segment]
+    source, length = segments[segment, SOURCE], segments[segment, LENGTH]
     if source == NEVER:
-        segments.distance[segment] = INFINITE
+        segments[segment, DISTANCE] = INFINITE
         return
-    if source >= state.counters[POSITION]:
-        segments.call[segment] = state.counters[CALLS]
-        segments.distance[segment] = _distance_in_call(segments, piece, segment, source - state.counters[POSITION])
+    if source >= counters[POSITION]:
+        segments[segment, OWNER] = counters[USE]
+        segments[segment, DISTANCE] = _distance_in_call(segments, piece, segment, source - counters[POSITION])
         return
-    call = _call_at(state, source)
-    segments.call[segment] = call
-    newer = _live_from(state.tree, call + 1)
-    interval = state.newest[call]
-    while interval != _END and state.high[interval] > source + length:
-        newer += state.high[interval] - max(state.low[interval], source + length)
-        interval = state.older[interval]
-    segments.distance[segment] = newer + length - 1
+    owner = _call_at(calls, counters[USE], source)
+    segments[segment, OWNER] = owner
+    newer = _live_from(calls, owner + 1)
+    interval = calls[owner, NEWEST]
+    while interval != NO_INTERVAL and intervals[interval, HIGH] > source + length:
+        newer += intervals[interval, HIGH] - max(intervals[interval, LOW], source + length)
+        interval = intervals[interval, OLDER]
+    segments[segment, DISTANCE] = newer + length - 1
 
 
 @compiled
-def _distance_in_call(segments: SegmentBuffer, begin: int, end: int, reference: int) -> int:
+def _distance_in_call(segments: Ints, begin: int, end: int, reference: int) -> int:
     """The distance of an earlier reference of the same call: a chunk named again is looked up in the same state."""
     while begin + 1 < end:
         middle = (begin + end) // 2
-        if segments.start[middle] <= reference:
+        if segments[middle, START] <= reference:
             begin = middle
         else:
             end = middle
-    if segments.distance[begin] == INFINITE:
+    if segments[begin, DISTANCE] == INFINITE:
         return INFINITE
-    return int(segments.distance[begin] - (reference - segments.start[begin]))
+    return int(segments[begin, DISTANCE] - (reference - segments[begin, START]))
 
 
 @compiled
-def _call_at(state: RunState, position: int) -> int:
-    low, high = 0, state.counters[CALLS]
+def _call_at(calls: Ints, used: int, position: int) -> int:
+    low, high = 0, used
     while low + 1 < high:
         middle = (low + high) // 2
-        if state.first[middle] <= position:
+        if calls[middle, FIRST] <= position:
             low = middle
         else:
             high = middle
@@ -214,120 +183,89 @@ def _call_at(state: RunState, position: int) -> int:
 
 
 @compiled
-def _hold(state: RunState, length: int) -> None:
+def _hold(calls: Ints, intervals: Ints, counters: Ints, length: int) -> None:
     """Make the references just scanned the most recent call, all of them live."""
-    call, base = state.counters[CALLS], state.counters[POSITION]
-    state.first[call] = base
-    state.live[call] = length
-    state.newest[call] = _new_interval(state, base, base + length, _END)
-    _add(state.tree, call, length)
-    state.counters[CALLS] += 1
-    state.counters[POSITION] += length + 1
+    call, base = counters[USE], counters[POSITION]
+    calls[call, FIRST] = base
+    calls[call, LIVE] = length
+    calls[call, NEWEST] = _new_interval(intervals, counters, base, base + length, NO_INTERVAL)
+    _add(calls, call, length)
+    counters[USE] += 1
+    counters[POSITION] += length + 1
 
 
 @compiled
-def _take(state: RunState, segments: SegmentBuffer, segment: int) -> None:
+def _take(calls: Ints, intervals: Ints, counters: Ints, segments: Ints, segment: int) -> None:
     """Remove a segment from the call that had it: one interval of that call contains it."""
-    if segments.source[segment] == NEVER:
-        return
-    call, begin = segments.call[segment], segments.source[segment]
-    end = begin + segments.length[segment]
-    state.live[call] -= end - begin
-    _add(state.tree, call, begin - end)
-    newer, interval = _END, state.newest[call]
-    while state.low[interval] > begin:
-        newer, interval = interval, state.older[interval]
-    if state.low[interval] < begin and end < state.high[interval]:
-        state.older[interval] = _new_interval(state, state.low[interval], begin, state.older[interval])
-        state.low[interval] = end
-    elif state.low[interval] < begin:
-        state.high[interval] = begin
-    elif end < state.high[interval]:
-        state.low[interval] = end
+    call, begin = segments[segment, OWNER], segments[segment, SOURCE]
+    end = begin + segments[segment, LENGTH]
+    calls[call, LIVE] -= end - begin
+    _add(calls, call, begin - end)
+    newer, interval = NO_INTERVAL, calls[call, NEWEST]
+    while intervals[interval, LOW] > begin:
+        newer, interval = interval, intervals[interval, OLDER]
+    low, high, older = intervals[interval, LOW], intervals[interval, HIGH], intervals[interval, OLDER]
+    if low < begin and end < high:
+        intervals[interval, OLDER] = _new_interval(intervals, counters, low, begin, older)
+        intervals[interval, LOW] = end
+    elif low < begin:
+        intervals[interval, HIGH] = begin
+    elif end < high:
+        intervals[interval, LOW] = end
     else:
-        if newer == _END:
-            state.newest[call] = state.older[interval]
+        if newer == NO_INTERVAL:
+            calls[call, NEWEST] = older
         else:
-            state.older[newer] = state.older[interval]
-        state.older[interval] = state.counters[FREE]
-        state.counters[FREE] = interval
-        state.counters[FREE_COUNT] += 1
+            intervals[newer, OLDER] = older
+        intervals[interval, OLDER] = counters[FREE]
+        counters[FREE] = interval
+        counters[FREE_COUNT] += 1
 
 
 @compiled
-def _new_interval(state: RunState, low: int, high: int, older: int) -> int:
-    interval = state.counters[FREE]
-    state.counters[FREE] = state.older[interval]
-    state.counters[FREE_COUNT] -= 1
-    state.low[interval], state.high[interval], state.older[interval] = low, high, older
+def _new_interval(intervals: Ints, counters: Ints, low: int, high: int, older: int) -> int:
+    interval = counters[FREE]
+    counters[FREE] = intervals[interval, OLDER]
+    counters[FREE_COUNT] -= 1
+    intervals[interval, LOW] = low
+    intervals[interval, HIGH] = high
+    intervals[interval, OLDER] = older
     return int(interval)
 
 
 @compiled
-def _add(tree: Ints, call: int, chunks: int) -> None:
+def _add(calls: Ints, call: int, chunks: int) -> None:
     node = call + 1
     while node > 0:
-        tree[node] += chunks
+        calls[node, TREE] += chunks
         node -= node & -node
 
 
 @compiled
-def _live_from(tree: Ints, call: int) -> int:
+def _live_from(calls: Ints, call: int) -> int:
     """Live chunks of this call and all later ones."""
     chunks, node = 0, call + 1
-    while node < len(tree):
-        chunks += tree[node]
+    while node < len(calls):
+        chunks += calls[node, TREE]
         node += node & -node
     return chunks
 
 
-def empty_state() -> RunState:
-    empty = np.zeros(0, np.int64)
-    return RunState(empty, empty, empty, np.zeros(1, np.int64), empty, empty, empty, empty, np.zeros(4, np.int64))
-
-
-def with_room(state: RunState, keys: Ints, at_promotion: bool) -> RunState:
-    """The state, in arrays large enough for a call with these keys."""
-    state = state._replace(last=enlarged(state.last, int(keys.max(initial=-1)) + 1, NEVER))
-    live_calls = _forget_dead_calls(state)
-    # Half of the places stay free, so calls are numbered anew no more often than once per as many calls.
-    places = 2 * live_calls + (len(keys) if at_promotion else 1)
-    if places > len(state.first):
-        state = state._replace(
-            first=enlarged(state.first, places),
-            live=enlarged(state.live, places),
-            newest=enlarged(state.newest, places),
-        )
-        state = state._replace(tree=np.zeros(len(state.first) + 1, np.int64))
-    _build_tree(state)
-    missing = 2 * len(keys) - int(state.counters[FREE_COUNT])
-    if missing > 0:
-        intervals = len(state.low)
-        low, high, older = (enlarged(array, intervals + missing) for array in (state.low, state.high, state.older))
-        older[intervals:] = np.arange(intervals + 1, len(older) + 1)
-        older[-1] = state.counters[FREE]
-        state.counters[FREE] = intervals
-        state.counters[FREE_COUNT] += len(older) - intervals
-        state = state._replace(low=low, high=high, older=older)
-    return state
-
-
 @compiled
-def _forget_dead_calls(state: RunState) -> int:
-    """Number the calls with live chunks anew, from 0; their number."""
+def forget_dead_calls(calls: Ints, counters: Ints) -> None:
+    """Number the calls with live chunks anew, from 0."""
     kept = 0
-    for call in range(state.counters[CALLS]):
-        if state.live[call] > 0:
-            state.first[kept] = state.first[call]
-            state.live[kept] = state.live[call]
-            state.newest[kept] = state.newest[call]
+    for call in range(counters[USE]):
+        if calls[call, LIVE] > 0:
+            calls[kept, FIRST] = calls[call, FIRST]
+            calls[kept, LIVE] = calls[call, LIVE]
+            calls[kept, NEWEST] = calls[call, NEWEST]
             kept += 1
-    state.counters[CALLS] = kept
-    return kept
+    counters[USE] = kept
 
 
 @compiled
-def _build_tree(state: RunState) -> None:
-    state.tree[:] = 0
-    for call in range(state.counters[CALLS]):
-        _add(state.tree, call, state.live[call])
+def build_tree(calls: Ints, counters: Ints) -> None:
+    calls[:, TREE] = 0
+    for call in range(counters[USE]):
+        _add(calls, call, calls[call, LIVE])

@@ -22,12 +22,13 @@ from typing import TypeAlias
 import numpy as np
 
 from efficient_lmcache.core import _fenwick_kernels as fenwick
-from efficient_lmcache.core import _run_kernels as runs
+from efficient_lmcache.core import _run_kernels as kernels
 from efficient_lmcache.core._compiled import enlarged
+from efficient_lmcache.core._run_state import RunState
 from efficient_lmcache.core._segment_kernels import spread_distances
 from efficient_lmcache.core.references import Ints, References
 
-INFINITE = runs.INFINITE
+INFINITE = kernels.INFINITE
 """The distance of a chunk that was never promoted before."""
 
 _LARGEST_CHUNK = 2**36
@@ -80,26 +81,38 @@ class StackDistances:
         """Distances at lookup, or with `at_promotion` reference distances."""
         self.order = order
         self.at_promotion = at_promotion
-        self._state = runs.empty_state()
+        self._state = RunState()
 
     def observe(self, references: References) -> Segments:
         """Distances of the next calls of the stream, which are then promoted."""
-        calls, call = len(references), 0
+        state, calls, call = self._state, len(references), 0
         offsets = np.zeros(calls + 1, np.int64)
-        buffer = runs.SegmentBuffer(*(np.zeros(0, np.int64) for _ in runs.SegmentBuffer._fields))
+        table: Ints = np.zeros((0, 5), np.int64)
+        # New chunks have the highest numbers and stand at the tails, so this is often all the room that is needed.
+        tails = references.keys[references.offsets[1:][np.diff(references.offsets) > 0] - 1]
+        _check_chunk_numbers(tails)
+        chunks = int(tails.max(initial=-1)) + 1
         tail_first = self.order is PromotionOrder.TAIL_FIRST
         while call < calls:
             keys = references.call_keys(call)
             _check_chunk_numbers(keys)
-            buffer = runs.SegmentBuffer(*(enlarged(array, int(offsets[call]) + len(keys)) for array in buffer))
-            self._state = runs.with_room(self._state, keys, self.at_promotion)
-            call = runs.observe_runs(
-                self._state, references.keys, references.offsets, call, tail_first, self.at_promotion, buffer, offsets
+            state.make_room(keys, chunks, self.at_promotion)
+            table = enlarged(table, int(offsets[call]) + len(keys))
+            call = kernels.observe_runs(
+                state.last,
+                state.calls,
+                state.intervals,
+                state.counters,
+                table,
+                references.keys,
+                references.offsets,
+                call,
+                tail_first,
+                self.at_promotion,
+                offsets,
             )
-        segments = offsets[-1]
-        return Segments(
-            offsets, buffer.start[:segments], buffer.distance[:segments], step=0 if self.at_promotion else -1
-        )
+        start, distance = (table[: offsets[-1], column].copy() for column in (kernels.START, kernels.DISTANCE))
+        return Segments(offsets, start, distance, step=0 if self.at_promotion else -1)
 
 
 class StackDistancesByReference:

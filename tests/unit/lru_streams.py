@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import settings
@@ -42,7 +43,7 @@ def split(references: References, cuts: list[int]) -> list[References]:
     """The stream in batches that begin at these calls."""
     bounds = [0, *sorted(cut % (len(references) + 1) for cut in cuts), len(references)]
     calls = np.arange(len(references))
-    return [references.reordered(calls[low:high]) for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [references.reordered(calls[low:high]) for low, high in pairwise(bounds)]
 
 
 # Any keys in any order, some of them twice in one call.
