@@ -12,6 +12,7 @@ from efficient_lmcache import __version__
 from efficient_lmcache.replay.cli_replay import INTERRUPTED_STATUS, USER_ERROR_STATUS
 from efficient_lmcache.replay.cli_replay import app as replay_app
 from efficient_lmcache.replay.cli_trace import app as trace_app
+from efficient_lmcache.sizing.cli_plan import plan
 
 app = typer.Typer(
     name="efficient-lmcache",
@@ -24,6 +25,7 @@ model_app = typer.Typer(help="Small random models for tests and demonstrations."
 app.add_typer(trace_app, name="trace")
 app.add_typer(replay_app, name="replay")
 app.add_typer(model_app, name="model")
+app.command()(plan)
 
 
 @app.callback(invoke_without_command=True)

@@ -44,6 +44,10 @@ class Workload:
         """N."""
         return float(self.chunks.prompt_tokens.mean())
 
+    def with_notes(self, *notes: str) -> Workload:
+        """The workload with more to say."""
+        return replace(self, notes=(*self.notes, *notes))
+
     def salted(self) -> Workload:
         """The workload when every session's keys are salted, in both caches."""
         return replace(self, chunks=salted(self.chunks), blocks=salted(self.blocks))

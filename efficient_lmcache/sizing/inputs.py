@@ -1,0 +1,180 @@
+"""From a user's options to a workload and a deployment, with one clear error for what does not fit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from efficient_lmcache.core.activated import activated_parameters
+from efficient_lmcache.core.footprint import KVFootprint, load_config
+from efficient_lmcache.sizing.hardware import Hardware, load_hardware
+from efficient_lmcache.sizing.live import LivePool, read_live_pool
+from efficient_lmcache.sizing.plan import Deployment
+from efficient_lmcache.sizing.pool import PoolModel, Range
+from efficient_lmcache.sizing.synthetic import synthetic_workload
+from efficient_lmcache.sizing.workload import Workload, open_workload
+
+# Of the peak. The paper's H20 run computes 84 M more tokens at 5 than at 40 GiB and takes 85 minutes longer (Table 3):
+# 9 % of its peak; a dense model in large batches comes near half.
+_PREFILL_EFFICIENCY = (0.05, 0.4)
+_ANY_PREFILL_TOKENS_PER_S = (2_000.0, 50_000.0)
+_OUTPUT_S_PER_TOKEN = (0.02, 0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What `efficient-lmcache plan` was asked; the options' own help says what each means."""
+
+    model: Path
+    ranks: int
+    gpu: str
+    trace: Path | None = None
+    without_trace: bool = False
+    from_metrics: str | None = None
+    active_pool: int | None = None
+    mean_prompt_tokens: float | None = None
+    gpu_kv_tokens: int | None = None
+    host_gib: tuple[float, ...] = ()
+    slots: int = 256
+    chunk_tokens: int = 1024
+    kv_cache_dtype: str = "auto"
+    activated_parameters: float | None = None
+    hardware: Path | None = None
+    ttl_s: float | None = None
+    salt_per_session: bool = False
+    time_scale: float = 1.0
+    prefill_tokens_per_s: Range | None = None
+    output_s_per_token: Range | None = None
+    tokenizer: str | None = None
+    skip_bad: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able dictionary."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInputs:
+    """What `make_plan` takes.
+
+    Attributes:
+        recorded: the workload is a recording, not a synthetic one.
+        mean_prompt_tokens: N as given or counted by an engine; None to take the workload's.
+    """
+
+    workload: Workload
+    deployment: Deployment
+    recorded: bool
+    mean_prompt_tokens: float | None
+
+
+def prepare(options: PlanOptions) -> PlanInputs:
+    """Read what the options name.
+
+    Raises:
+        ValueError: naming the option, or the file and its record and field, and what is allowed.
+    """
+    _check(options)
+    live = read_live_pool(options.from_metrics) if options.from_metrics is not None else None
+    active_pool = options.active_pool or (live.active_pool if live else None)
+    gpu_kv_tokens = options.gpu_kv_tokens or (live.gpu_kv_tokens if live else None)
+    if active_pool is None:
+        raise ValueError("--active-pool is missing; give the agents that are in progress at the same time")
+    if gpu_kv_tokens is None:
+        raise ValueError("--gpu-kv-tokens is missing; give the tokens that the GPUs' KV cache holds")
+    footprint = KVFootprint.from_config_file(options.model, options.kv_cache_dtype)
+    deployment = _deployment(
+        options,
+        load_hardware(options.gpu, options.hardware),
+        footprint.bytes_per_token_per_rank(options.ranks),
+        active_pool,
+        gpu_kv_tokens,
+        options.host_gib or ((live.tier_gib,) if live and live.tier_gib else ()),
+    )
+    if options.trace is not None:
+        workload = open_workload(
+            options.trace, options.chunk_tokens, tokenizer=options.tokenizer, skip_bad=options.skip_bad
+        )
+        mean = None
+    else:
+        mean = options.mean_prompt_tokens or (live.mean_prompt_tokens if live else None)
+        if mean is None:
+            raise ValueError("--mean-prompt-tokens is missing; --without-trace needs it")
+        workload = synthetic_workload(mean, active_pool, options.chunk_tokens)
+    workload = workload.with_notes(*_live_notes(live, deployment.bytes_per_token))
+    return PlanInputs(
+        workload.salted() if options.salt_per_session else workload, deployment, options.trace is not None, mean
+    )
+
+
+def _check(options: PlanOptions) -> None:
+    sources = (options.trace is not None, options.without_trace, options.from_metrics is not None)
+    if sum(sources) != 1:
+        raise ValueError("give one of --trace, --without-trace and --from-metrics")
+    if options.trace is not None and options.mean_prompt_tokens is not None:
+        raise ValueError("--mean-prompt-tokens is for plans without a trace; a trace has its own mean")
+    for name, value in (
+        ("--active-pool", options.active_pool),
+        ("--gpu-kv-tokens", options.gpu_kv_tokens),
+        ("--slots", options.slots),
+        ("--chunk-tokens", options.chunk_tokens),
+    ):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
+    for name, number in (
+        ("--activated-params", options.activated_parameters),
+        ("--ttl-s", options.ttl_s),
+        *(("--host-gib", gib) for gib in options.host_gib),
+    ):
+        if number is not None and not 0 < number < math.inf:
+            raise ValueError(f"{name} is {number:g}; it must be a number > 0")
+    if not 0 <= options.time_scale < math.inf:
+        raise ValueError(f"--time-scale is {options.time_scale:g}; it must be a number >= 0")
+    for name, limits in (
+        ("--prefill-tokens-per-s", options.prefill_tokens_per_s),
+        ("--output-s-per-token", options.output_s_per_token),
+    ):
+        if limits is not None and not 0 < limits[0] <= limits[1] < math.inf:
+            raise ValueError(
+                f"{name} is {limits[0]:g} {limits[1]:g}; it must be two numbers > 0, the smaller one first"
+            )
+
+
+def _deployment(
+    options: PlanOptions,
+    hardware: Hardware,
+    bytes_per_token: int,
+    active_pool: int,
+    gpu_kv_tokens: int,
+    host_gib: tuple[float, ...],
+) -> Deployment:
+    activated = options.activated_parameters
+    if activated is None:
+        try:
+            activated = float(activated_parameters(load_config(options.model)))
+        except ValueError:
+            activated = None
+    rates = options.prefill_tokens_per_s
+    if rates is None and activated is not None:
+        peak = 1 / hardware.least_prefill_s_per_token(activated, options.ranks)
+        rates = (_PREFILL_EFFICIENCY[0] * peak, _PREFILL_EFFICIENCY[1] * peak)
+    pool = PoolModel(
+        active_pool=active_pool,
+        slots=options.slots,
+        prefill_tokens_per_s=rates or _ANY_PREFILL_TOKENS_PER_S,
+        output_s_per_token=options.output_s_per_token or _OUTPUT_S_PER_TOKEN,
+        gpu_kv_tokens=gpu_kv_tokens,
+        time_scale=options.time_scale,
+    )
+    return Deployment(hardware, options.ranks, bytes_per_token, activated, gpu_kv_tokens, pool, host_gib, options.ttl_s)
+
+
+def _live_notes(live: LivePool | None, bytes_per_token: int) -> tuple[str, ...]:
+    if live is None or not live.footprint_differs(bytes_per_token):
+        return ()
+    return (
+        "the engine's working set does not follow from this model, --tp and --kv-cache-dtype: "
+        f"it says {live.working_set_bytes / (1 << 30):.3g} GiB per rank",
+    )

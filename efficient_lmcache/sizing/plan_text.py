@@ -1,0 +1,92 @@
+"""A plan for people: what to buy, why, and what it rests on."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from efficient_lmcache.sizing.plan import Plan
+from efficient_lmcache.sizing.prediction import GIB, Prediction, Span
+
+_STEP = 0.03  # of the largest computed prefill: rows of the curve that differ by less are left out
+
+
+def show(plan: Plan, console: Console) -> None:
+    """Print the plan."""
+    console.print(_summary(plan))
+    console.print(_curve(plan))
+    for row in plan.advice:
+        console.print(Text.assemble("• ", (f"{row.regime}: ", "bold"), f"{row.finding}: ", (row.action, "bold"), "."))
+    console.print()
+    for note in (plan.rule, *plan.notes):
+        console.print(Text(f"- {note}", style="dim"))
+
+
+def _summary(plan: Plan) -> Table:
+    deployment = plan.deployment
+    working_set_gib = plan.working_set_bytes / GIB
+    table = Table(show_header=False, box=None)
+    benefit = "unknown: give --activated-params" if plan.benefit_ratio is None else f"{plan.benefit_ratio:.2f}"
+    rows = {
+        "workload": f"{plan.workload}: A = {deployment.pool.active_pool}, N = {plan.mean_prompt_tokens:,.0f} tokens",
+        "KV per token and rank": f"{deployment.bytes_per_token / 1024:g} KiB",
+        "working set per rank": f"{working_set_gib:.3g} GiB (Eq. 5)",
+        "γ_G": f"{plan.gamma_g:.2f} of {deployment.gpu_kv_tokens:,} GPU KV tokens",
+        "γ_H": "no tier given" if plan.gamma_h is None else f"{plan.gamma_h:.2f} of {deployment.host_gib[0]:g} GiB",
+        "offload benefit ratio": f"{benefit} ({deployment.hardware.name}, {deployment.hardware.source})",
+        "transition": _transition(plan),
+        "recommended": f"{plan.recommended_gib:g} GiB per rank, "
+        f"{plan.recommended_gib * deployment.ranks:g} GiB per node of {deployment.ranks}",
+    }
+    for name, text in rows.items():
+        table.add_row(Text(name, style="bold"), Text(text))
+    return table
+
+
+def _transition(plan: Plan) -> str:
+    if plan.transition_gib is None:
+        return "none: a host tier saves next to nothing"
+    low, high = plan.transition_gib
+    return f"{low:.3g} to {high:.3g} GiB per rank (10 % to 90 % of what a tier can save)"
+
+
+def _curve(plan: Plan) -> Table:
+    table = Table("host GiB", "γ_H", "computed prefill (M)", "range", "restored (M)", "range", "")
+    for column in table.columns:
+        column.justify = "right"
+    for point in _telling(plan):
+        ratio = plan.working_set_bytes / (point.host_gib * GIB) if point.host_gib else None
+        table.add_row(
+            f"{point.host_gib:.3g}",
+            "–" if ratio is None else f"{ratio:.2f}",
+            *_cells(point.computed_prefill_tokens),
+            *_cells(point.restored_tokens),
+            _mark(plan, point),
+        )
+    return table
+
+
+def _telling(plan: Plan) -> list[Prediction]:
+    """The rows that were asked for, the ends, and those where something happened since the row before."""
+    step = _STEP * plan.curve[0].computed_prefill_tokens.expected
+    rows: list[Prediction] = []
+    for point in plan.curve:
+        asked = point.host_gib in (*plan.deployment.host_gib, 0.0, plan.curve[-1].host_gib)
+        moved = rows and abs(rows[-1].computed_prefill_tokens.expected - point.computed_prefill_tokens.expected) > step
+        if asked or moved:
+            rows.append(point)
+    return rows
+
+
+def _mark(plan: Plan, point: Prediction) -> str:
+    if point.host_gib in plan.deployment.host_gib:
+        return "given"
+    if plan.transition_gib and plan.transition_gib[0] <= point.host_gib <= plan.transition_gib[1]:
+        return "transition"
+    return "everything fits" if point is plan.curve[-1] else ""
+
+
+def _cells(span: Span) -> tuple[str, str]:
+    digits = 3 if span.high < 10e6 else 1
+    return f"{span.expected / 1e6:,.{digits}f}", f"{span.low / 1e6:,.{digits}f} – {span.high / 1e6:,.{digits}f}"
