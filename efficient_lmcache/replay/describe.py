@@ -36,7 +36,6 @@ def describe(reader: TraceReader, progress: Callable[[int, int], None] | None = 
             previous = call
         if progress is not None:
             progress(number + 1, len(reader.tasks))
-    total = max(1, reader.totals.prompt_tokens)
     return {
         "sha256": reader.sha256,
         "file_bytes": reader.path.stat().st_size,
@@ -51,12 +50,18 @@ def describe(reader: TraceReader, progress: Callable[[int, int], None] | None = 
             "output_tokens_per_call": distribution(outputs),
             "interval_s": distribution(intervals_s),
         },
-        "shared_prefix": {
-            "previous_prompt_tokens": previous_prompt_tokens,
-            "previous_prompt_share": previous_prompt_tokens / total,
-            "cache_stable_tokens": cache_stable_tokens,
-            "cache_stable_share": cache_stable_tokens / total,
-        },
+        "shared_prefix": shared_prefix(previous_prompt_tokens, cache_stable_tokens, reader.totals.prompt_tokens),
+    }
+
+
+def shared_prefix(previous_prompt_tokens: int, cache_stable_tokens: int, prompt_tokens: int) -> dict[str, Any]:
+    """The two sums, and as shares of all prompt tokens."""
+    total = max(1, prompt_tokens)
+    return {
+        "previous_prompt_tokens": previous_prompt_tokens,
+        "previous_prompt_share": previous_prompt_tokens / total,
+        "cache_stable_tokens": cache_stable_tokens,
+        "cache_stable_share": cache_stable_tokens / total,
     }
 
 

@@ -41,6 +41,7 @@ class ReferenceStream(Protocol):
         notes: what the recording does not tell, and what is assumed instead.
         lanes: lane names by number; complete after an iteration.
         skipped: bad records that the iteration left out.
+        has_shared_chunks: chunks of several sessions have one number; otherwise such sharing is not recorded.
         shared: the tokens every call shares with the one before in its lane, where the recording has tokens, complete
             after an iteration; None where it has blocks.
     """
@@ -50,6 +51,7 @@ class ReferenceStream(Protocol):
     notes: tuple[str, ...]
     lanes: list[str]
     skipped: int
+    has_shared_chunks: bool
     shared: SharedTokens | None
 
     def __iter__(self) -> Iterator[References]:

@@ -56,10 +56,12 @@ class Recording(ABC):
         notes: what the recording does not tell, and what is assumed instead.
         lanes: lane names by number, of the calls read so far.
         skipped: bad records left out so far; 0 unless `skip_bad`.
+        has_shared_chunks: chunks of several sessions have one number; otherwise such sharing is not recorded.
         shared: exact shares of the calls read so far, where the recording has tokens; None where it has blocks.
     """
 
     notes: tuple[str, ...] = ()
+    has_shared_chunks: bool = True
     shared: SharedTokens | None = None
 
     def __init__(self, path: Path, chunk_tokens: int, *, skip_bad: bool, progress: Progress | None) -> None:

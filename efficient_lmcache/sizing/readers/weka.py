@@ -52,6 +52,8 @@ class WekaSessions(Recording):
         "requests to different models count as one model's",
     )
 
+    has_shared_chunks = False
+
     def __init__(
         self, path: Path, chunk_tokens: int, *, block_tokens: int, skip_bad: bool, progress: Progress | None
     ) -> None:

@@ -1,0 +1,116 @@
+"""`efficient-lmcache trace profile`: what a recording's calls look like, whatever its format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+USER_ERROR = 2
+_FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def profile(
+    recording: Annotated[
+        Path,
+        typer.Argument(metavar="PATH", help="A trace, Weka or Mooncake file, lookup-hash log or agent trajectories."),
+    ],
+    chunk_tokens: Annotated[
+        int | None, typer.Option(help="Tokens per chunk; the recording's block size, or 256 where it has tokens.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="For trajectories: tekken, bpe:VOCAB or a Hugging Face tokenizer's directory.")
+    ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad records out and count them.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    figure: Annotated[Path | None, typer.Option(help="Draw the profile, as PNG, SVG or PDF.")] = None,
+) -> None:
+    """Show how long a recording's calls are, how much of them repeats, and how much new KV the next call reads."""
+    from efficient_lmcache.sizing.profile import profile as measure
+    from efficient_lmcache.sizing.streams import open_stream
+
+    try:
+        _check_figure(figure)
+        with _progress() as progress:
+            stream = open_stream(recording, chunk_tokens, tokenizer=tokenizer, skip_bad=skip_bad, progress=progress)
+            measured = measure(stream)
+        if figure is not None:
+            from efficient_lmcache.sizing.profile_figure import draw
+
+            draw(measured, figure)
+    except (ValueError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(USER_ERROR) from None
+    facts = measured.facts()
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    _show(facts)
+    if figure is not None:
+        typer.echo(f"{figure}: drawn")
+
+
+def _check_figure(figure: Path | None) -> None:
+    if figure is None:
+        return
+    if figure.suffix not in _FIGURE_SUFFIXES:
+        raise ValueError(f"--figure {figure}: must end in {', '.join(_FIGURE_SUFFIXES)}")
+    if not figure.parent.is_dir():
+        raise ValueError(f"--figure {figure}: there is no directory {figure.parent}; make it first")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr while the block runs; none where stderr is not a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("reading"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _show(facts: dict[str, Any]) -> None:
+    console = Console()
+    shared, new, chunks = facts["shared_prefix"], facts["new_kv"], facts["chunks"]
+    at_least = "" if facts["shares_are"] == "exact" else "at least "
+    summary = Table(show_header=False, box=None)
+    rows = {
+        "recording": facts["name"],
+        "sessions, lanes, calls": f"{facts['sessions']:,}, {facts['lanes']:,}, {facts['calls']:,}",
+        "prompt tokens": f"{facts['prompt_tokens']:,}",
+        "output tokens": f"{facts['output_tokens']:,}" if facts["output_tokens"] else "not recorded",
+        "in the lane's previous prompt": at_least + _sum_and_share(shared, "previous_prompt", "prompt tokens"),
+        "cache-stable (and its output)": at_least + _sum_and_share(shared, "cache_stable", "prompt tokens"),
+        f"new KV of {new['of']}": f"{new['tokens']:,} in calls that have a next one",
+        "shared by the lane's next call": at_least + _sum_and_share(new, "reused_by_next_call", "that"),
+        f"chunks of {facts['chunk_tokens']:,}": f"{chunks['references']:,} references to {chunks['distinct']:,}",
+        "of them in several sessions": _of_several_sessions(chunks),
+        "shares are": facts["shares_are"],
+        "bad records skipped": f"{facts['skipped_records']:,}",
+        "notes": "\n".join(facts["notes"]),
+    }
+    for name, text in rows.items():
+        summary.add_row(Text(name, style="bold"), Text(text))
+    console.print(summary)
+    table = Table(*("", "mean", "min", "p50", "p90", "p99", "max"))
+    for name, values in facts["distributions"].items():
+        table.add_row(name.replace("_", " "), *(f"{value:,.1f}" for value in values.values()))
+    console.print(table)
+
+
+def _of_several_sessions(chunks: dict[str, Any]) -> str:
+    if chunks["in_several_sessions"] is None:
+        return "not recorded"
+    return f"{chunks['in_several_sessions']:,} ({chunks['in_several_sessions_share']:.1%})"
+
+
+def _sum_and_share(facts: dict[str, Any], name: str, of: str) -> str:
+    return f"{facts[f'{name}_tokens']:,} ({facts[f'{name}_share']:.1%} of {of})"
