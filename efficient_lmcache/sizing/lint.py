@@ -194,7 +194,7 @@ class LaneLint:
             runs: tuple[Run, ...] = ()
             if found is not None:
                 finding = self._finding(number, past, call, found)
-                cost, runs = finding.cost_tokens, found.runs or ()
+                cost, runs = finding.cost_tokens, found.stayed
                 self.report.findings.append(finding)
                 if finding.diagnosis.habit is Habit.RESTARTED:
                     self._opening_tokens = call.prompt_tokens
@@ -224,7 +224,8 @@ class LaneLint:
                 self.report.forks += 1
                 return past, None
         best = latest, found
-        for past in earlier if has_little else ():
+        is_other_text = has_little and 2 * found.stable_tokens < call.prompt_tokens
+        for past in earlier if is_other_text else ():
             other = find_break(past.call, call)
             if other is not None and _in_common(other) > _in_common(best[1]) + max(call.unit_tokens, _EXCERPT_TOKENS):
                 best = past, other

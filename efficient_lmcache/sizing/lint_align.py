@@ -23,6 +23,7 @@ MIN_RUN_TOKENS = 16
 _GRAM = 8  # a run of 2 * _GRAM - 1 tokens holds one looked-up n-gram wherever it starts
 _CANDIDATES = 8
 _WINDOW = 256
+_LONG_RUN_TOKENS = 256  # no need to look for a longer one
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -55,16 +56,20 @@ def reappearing_runs(old: Ids, new: Ids) -> tuple[Run, ...]:
     unused = np.ones(len(old), np.bool_)
     runs: list[Run] = []
     at, old_end, new_end = 0, 0, 0
-    while (found := table.first_hit(hashes, at)) is not None:
-        at, candidates = found
-        options = [_extended(old, new, unused, each, at, new_end) for each in _nearest(candidates, old_end)]
-        best = max(options, key=lambda run: run.tokens)
+    while (hit := table.first_hit(hashes, at)) is not None:
+        best = Run(0, hit, 0)
+        # Of the run that begins here, the looked-up n-gram may come a little later than one of a shorter run.
+        for at in range(hit, min(hit + _GRAM, len(hashes))):
+            for each in _nearest(table.places(hashes[at]), old_end):
+                best = max(best, _extended(old, new, unused, each, at, new_end), key=lambda run: run.tokens)
+            if best.tokens >= _LONG_RUN_TOKENS:
+                break
         if best.tokens >= MIN_RUN_TOKENS:
             runs.append(best)
             unused[best.old : best.old_end] = False
             table.drop(unused)
             old_end, new_end = best.old_end, best.new_end
-        at = max(at + 1, best.new_end)
+        at = max(hit + 1, best.new_end)
     return tuple(runs)
 
 
@@ -96,8 +101,8 @@ class _Anchors:
         order = np.argsort(hashes, kind="stable")
         self._hashes, self._places = hashes[order], places[order]
 
-    def first_hit(self, hashes: npt.NDArray[np.uint64], start: int) -> tuple[int, npt.NDArray[np.int64]] | None:
-        """The first position from `start` on whose n-gram the old sequence has, and where it has it."""
+    def first_hit(self, hashes: npt.NDArray[np.uint64], start: int) -> int | None:
+        """The first position from `start` on whose n-gram is one of these."""
         width = _WINDOW
         while start < len(hashes) and len(self._hashes):
             window = hashes[start : start + width]
@@ -105,11 +110,15 @@ class _Anchors:
             hits = self._hashes[np.minimum(places, len(self._hashes) - 1)] == window
             first = int(hits.argmax())
             if hits[first]:
-                end = int(np.searchsorted(self._hashes, window[first], side="right"))
-                return start + first, self._places[places[first] : end]
+                return start + first
             start += width
             width *= 2
         return None
+
+    def places(self, gram_hash: np.uint64) -> npt.NDArray[np.int64]:
+        """Where the old sequence has an n-gram, increasing."""
+        first, end = (int(np.searchsorted(self._hashes, gram_hash, side=side)) for side in ("left", "right"))
+        return self._places[first:end]
 
     def drop(self, unused: npt.NDArray[np.bool_]) -> None:
         keep = unused[self._places]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,9 +86,8 @@ def find_break(previous: Call, call: Call) -> Break | None:
         return None
     runs = None
     if unit == 1:
-        runs = tuple(
-            Run(run.old + stable, run.new + stable, run.tokens) for run in reappearing_runs(old[stable:], new[stable:])
-        )
+        found = reappearing_runs(old[stable:], new[stable:])
+        runs = tuple(Run(run.old + stable, run.new + stable, run.tokens) for run in _up_to_the_end(found, old[stable:]))
     return Break(
         stable_tokens=stable * unit,
         previous_prompt_tokens=len(previous.ids) * unit,
@@ -97,3 +97,14 @@ def find_break(previous: Call, call: Call) -> Break | None:
         stayed=in_order(runs or ()),
         unit_tokens=unit,
     )
+
+
+def _up_to_the_end(runs: Sequence[Run], old: Ids) -> Sequence[Run]:
+    """Without what reappears behind the last old tokens: where those are, the prompt's own new part begins.
+
+    An agent that reads a file again has old text there that no prompt could have reused.
+    """
+    for number, run in enumerate(runs):
+        if run.old_end >= len(old) - MAX_SUFFIX_TOKENS:
+            return runs[: number + 1]
+    return runs

