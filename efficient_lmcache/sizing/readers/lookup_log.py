@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,15 +52,16 @@ class LookupLog(Recording):
         self._blocks_per_chunk = blocks_per_chunk(path, block_tokens, chunk_tokens)
 
     def _calls(self) -> Iterator[ChunkedCall]:
-        table = Numbering().table()
-        guess = LaneGuess()
+        numbering = Numbering()
+        tables: dict[str, dict[Hashable, int]] = defaultdict(numbering.table)
+        guesses: dict[str, LaneGuess] = defaultdict(LaneGuess)
         began_s: float | None = None
         files = log_files(self.path)
         # Servers that log side by side have files that overlap in time.
         by_file = [self._by_time(file, number, len(files)) for number, file in enumerate(files)]
         for lookup in heapq.merge(*by_file, key=lambda lookup: lookup.timestamp_s):
             began_s = lookup.timestamp_s if began_s is None else began_s
-            blocks = [(lookup.model, block) for block in lookup.hashes]
+            table, guess, blocks = tables[lookup.model], guesses[lookup.model], lookup.hashes
             lane = guess.find(blocks, lookup.prompt_tokens)
             if lane is None:
                 lane = self._new_lane(lookup.request_id)
