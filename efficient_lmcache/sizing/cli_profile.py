@@ -15,6 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 USER_ERROR = 2
+_WHOLE_FROM = 1000.0
+_DISTRIBUTIONS = {
+    "calls_per_lane": "calls per lane",
+    "prompt_tokens_per_call": "prompt tokens",
+    "output_tokens_per_call": "output tokens",
+    "cache_stable_tokens_per_later_call": "cache-stable tokens",
+    "interval_s": "interval, s",
+}
 _FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -102,7 +110,8 @@ def _show(facts: dict[str, Any]) -> None:
     console.print(summary)
     table = Table(*("", "mean", "min", "p50", "p90", "p99", "max"))
     for name, values in facts["distributions"].items():
-        table.add_row(name.replace("_", " "), *(f"{value:,.1f}" for value in values.values()))
+        cells = [f"{value:,.1f}" if value < _WHOLE_FROM else f"{value:,.0f}" for value in values.values()]
+        table.add_row(_DISTRIBUTIONS[name], *(cells or ["not recorded"]))
     console.print(table)
 
 

@@ -165,6 +165,8 @@ def _event_message(event: dict[str, Any], response: Any, is_tool: bool, where: s
     source = event.get("source")
     if source not in _SOURCES:
         raise RecordError(f"{where}: source is {source!r}; allowed are {', '.join(_SOURCES)}")
+    if "action" not in event and "observation" not in event:
+        raise RecordError(f"{where}: must have an action or an observation, as OpenHands' version 0 writes them")
     if "observation" in event:
         role, content = "tool" if is_tool else "user", event.get("content")
         if event["observation"] in _UNSENT_OBSERVATIONS or not content:
@@ -176,7 +178,9 @@ def _event_message(event: dict[str, Any], response: Any, is_tool: bool, where: s
     else:
         role = "assistant"
         content = (
-            _response_text(response, where) if response else _argument(event, "content", where) or event.get("message")
+            _response_text(response, f"{where}: model_response")
+            if response
+            else _argument(event, "content", where) or event.get("message")
         )
     if not content:
         return None
