@@ -109,8 +109,9 @@ def _summary(report: Report) -> RenderableType:
         "prefix breaks": f"{breaks:,}",
     }
     if breaks:
-        title = "lost to them" if report.knows_text else "lost to them, at most"
-        rows[title] = f"{report.cost_tokens:,} tokens ({report.cost_tokens / total:.1%})"
+        most = "" if report.knows_text else "at most "
+        lost = f"{report.cost_tokens:,} tokens ({report.cost_tokens / total:.1%})"
+        rows["prefix breaks"] = f"{breaks:,}, which lose {most}{lost} that were processed before"
     elif report.lanes_are_guessed:
         rows["prefix breaks"] = (
             "cannot be seen: the recording names no tasks, so whatever extends no earlier prompt counts as a new task"
@@ -184,7 +185,7 @@ def _story(finding: Finding, decode: Decode | None) -> list[str]:
     length = f"prompt of {found.prompt_tokens:,} after {found.previous_tokens:,}"
     if found.runs is None:
         return [f"breaks near token {found.stable_tokens:,}; {length}"]
-    what = f"{edit.removed_tokens:,} tokens became {edit.inserted_tokens:,}, then old text goes on"
+    what = f"{edit.removed_tokens:,} old tokens became {edit.inserted_tokens:,}, then old text goes on"
     if not edit.continues:
         what = "nothing of the old text follows"
     lines = [f"breaks at token {found.stable_tokens:,}: {what}; {length}"]
