@@ -140,7 +140,10 @@ def test_openhands_completions_are_calls_in_time_order(tmp_path: Path) -> None:
             r"history\[0\]: source is 'moon'; allowed are agent, user",
         ),
         ({"history": [{"source": "agent", "kind": "x"}]}, r"history\[0\]: must have an action or an observation"),
-        ({"history": [{"source": "user", "action": "message", "args": {"content": 3}}]}, r"content must be a text"),
+        (
+            {"history": [{"source": "user", "action": "message", "args": {"content": 3}}]},
+            r"content must be text or a list of text",
+        ),
         (
             {"history": [{"source": "user", "action": "message", "args": {"content": "x"}, "timestamp": "now"}]},
             r"history\[0\]: timestamp must be a date and time in ISO format, not 'now'",
@@ -148,6 +151,10 @@ def test_openhands_completions_are_calls_in_time_order(tmp_path: Path) -> None:
         (
             {"history": [{"source": "agent", "action": "run", "tool_call_metadata": {"model_response": {"id": 1}}}]},
             r"model_response: choices must be a list of objects",
+        ),
+        (
+            {"history": [{"source": "user", "action": "message", "args": {"content": "\ud800"}}]},
+            r"history\[0\]: its text is not Unicode",
         ),
         ({"instance_id": ""}, "line 2: instance_id must be a non-empty text"),
     ],

@@ -158,6 +158,10 @@ def message_text(row: dict[str, Any], where: str) -> str:
             raise TraceError(f"{where}.tool_calls[{number}].function must be an object with a name")
         shown = json.dumps({"name": function["name"], "arguments": function.get("arguments")}, ensure_ascii=False)
         content += f"\n<tool_call>\n{shown}\n</tool_call>"
+    try:
+        content.encode("utf-8")  # which a JSON escape such as \ud800 cannot be
+    except UnicodeEncodeError as error:
+        raise TraceError(f"{where}: its text is not Unicode: {error}") from error
     return content
 
 

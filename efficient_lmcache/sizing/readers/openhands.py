@@ -184,9 +184,8 @@ def _event_message(event: dict[str, Any], response: Any, is_tool: bool, where: s
         )
     if not content:
         return None
-    if not isinstance(content, str):
-        raise RecordError(f"{where}: content must be a text, not {type(content).__name__}")
-    return Message(role, content, _timestamp_s(event, where), created_s=None, completion_tokens=None)
+    _, text = _message({"role": role, "content": content}, where)
+    return Message(role, text, _timestamp_s(event, where), created_s=None, completion_tokens=None)
 
 
 def _argument(event: dict[str, Any], name: str, where: str) -> Any:
