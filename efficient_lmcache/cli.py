@@ -12,7 +12,9 @@ from efficient_lmcache import __version__
 from efficient_lmcache.replay.cli_replay import INTERRUPTED_STATUS, USER_ERROR_STATUS
 from efficient_lmcache.replay.cli_replay import app as replay_app
 from efficient_lmcache.replay.cli_trace import app as trace_app
+from efficient_lmcache.sizing.cli_lint import lint
 from efficient_lmcache.sizing.cli_plan import plan
+from efficient_lmcache.sizing.cli_profile import profile
 
 app = typer.Typer(
     name="efficient-lmcache",
@@ -22,6 +24,8 @@ app = typer.Typer(
     add_completion=False,
 )
 model_app = typer.Typer(help="Small random models for tests and demonstrations.", no_args_is_help=True)
+trace_app.command()(profile)
+trace_app.command()(lint)
 app.add_typer(trace_app, name="trace")
 app.add_typer(replay_app, name="replay")
 app.add_typer(model_app, name="model")
