@@ -28,6 +28,18 @@ def spread_distances(
 
 
 @compiled
+def every_nth(keys: Ints, call_offsets: Ints, stride: int, phase: int, sampled_offsets: Ints) -> Ints:
+    """The keys at depth `phase`, `phase + stride`, ... of each call."""
+    sampled = np.empty(sampled_offsets[-1], np.int64)
+    for call in range(len(call_offsets) - 1):
+        depth = call_offsets[call] + phase
+        for place in range(sampled_offsets[call], sampled_offsets[call + 1]):
+            sampled[place] = keys[depth]
+            depth += stride
+    return sampled
+
+
+@compiled
 def _head_to_tail(
     offsets: Ints, start: Ints, distance: Ints, tail_first: bool, call: int, number: int, length: int
 ) -> tuple[int, int, int]:

@@ -6,6 +6,7 @@ largest lookup distance is below K. All capacities therefore follow from one his
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,9 +63,9 @@ def capacity_curve(
         ValueError: no batch, `chunk_tokens` that differ between batches, or `gpu_tokens` that do not fit the calls.
     """
     stack = stack_distances(order, by_reference=by_reference)
-    total = _Total(gpu_tokens)
-    for batch in batches_of(references):
-        total.add(batch, stack.observe(batch), order)
+    total = CoverageTotal(order)
+    for batch, resident in with_gpu_tokens(references, gpu_tokens):
+        total.add(batch, stack.observe(batch), resident)
     return total.curve()
 
 
@@ -92,24 +93,41 @@ def covered_tokens_at(
     return np.concatenate(parts)
 
 
-class _Total:
+def with_gpu_tokens(references: Batches, gpu_tokens: Ints | None) -> Iterator[tuple[References, Ints]]:
+    """Batches with the G_j of their calls, which are 0 without `gpu_tokens`."""
+    calls = 0
+    for batch in batches_of(references):
+        if gpu_tokens is None:
+            yield batch, np.zeros(len(batch), np.int64)
+            continue
+        tokens = np.asarray(gpu_tokens[calls : calls + len(batch)], np.int64)
+        if len(tokens) < len(batch):
+            raise ValueError(f"gpu_tokens has {len(gpu_tokens)} entries for more than {calls} calls")
+        if np.any((tokens < 0) | (tokens > batch.prompt_tokens)):
+            raise ValueError("gpu_tokens must lie between 0 and the call's prompt_tokens")
+        calls += len(batch)
+        yield batch, tokens
+    if gpu_tokens is not None and len(gpu_tokens) != calls:
+        raise ValueError(f"gpu_tokens has {len(gpu_tokens)} entries for {calls} calls")
+
+
+class CoverageTotal:
     """The curve of the calls so far, as second differences by capacity."""
 
-    def __init__(self, gpu_tokens: Ints | None) -> None:
-        self._gpu_tokens = gpu_tokens
+    def __init__(self, order: PromotionOrder) -> None:
+        self.calls = 0
+        self.prompt_tokens = 0
+        self.gpu_tokens = 0
+        self._order = order
         self._chunk_tokens = 0
-        self._calls = 0
-        self._prompt_tokens = 0
-        self._resident_tokens = 0
         self._largest = -1
         self._covered: Ints = np.zeros(0, np.int64)
         self._restored: Ints = np.zeros(0, np.int64)
 
-    def add(self, batch: References, found: Segments, order: PromotionOrder) -> None:
+    def add(self, batch: References, found: Segments, gpu_tokens: Ints) -> None:
         if self._chunk_tokens not in (0, batch.chunk_tokens):
             raise ValueError(f"a batch has chunks of {batch.chunk_tokens} tokens, those before {self._chunk_tokens}")
         self._chunk_tokens = batch.chunk_tokens
-        resident = self._next_gpu_tokens(batch)
         # A segment's end is noted one place behind its largest distance.
         places = found.largest + 2
         self._covered = enlarged(self._covered, places)
@@ -120,34 +138,22 @@ class _Total:
             found.offsets,
             found.start,
             found.distance,
-            order is PromotionOrder.TAIL_FIRST,
+            self._order is PromotionOrder.TAIL_FIRST,
             batch.chunk_tokens,
-            resident,
+            gpu_tokens,
             self._covered,
             self._restored,
         )
         self._largest = max(self._largest, largest)
-        self._calls += len(batch)
-        self._prompt_tokens += int(batch.prompt_tokens.sum())
-        self._resident_tokens += int(resident.sum())
+        self.calls += len(batch)
+        self.prompt_tokens += int(batch.prompt_tokens.sum())
+        self.gpu_tokens += int(gpu_tokens.sum())
 
     def curve(self) -> CapacityCurve:
         if self._chunk_tokens == 0:
             raise ValueError("a capacity curve needs at least one batch of references")
-        if self._gpu_tokens is not None and len(self._gpu_tokens) != self._calls:
-            raise ValueError(f"gpu_tokens has {len(self._gpu_tokens)} entries for {self._calls} calls")
         covered, restored = (
             kernels.sum_twice(differences, self._largest + 2) for differences in (self._covered, self._restored)
         )
-        computed = self._prompt_tokens - self._resident_tokens - restored
-        return CapacityCurve(self._chunk_tokens, self._calls, self._prompt_tokens, covered, restored, computed)
-
-    def _next_gpu_tokens(self, batch: References) -> Ints:
-        if self._gpu_tokens is None:
-            return np.zeros(len(batch), np.int64)
-        tokens = np.asarray(self._gpu_tokens[self._calls : self._calls + len(batch)], np.int64)
-        if len(tokens) < len(batch):
-            raise ValueError(f"gpu_tokens has {len(self._gpu_tokens)} entries for more than {self._calls} calls")
-        if np.any((tokens < 0) | (tokens > batch.prompt_tokens)):
-            raise ValueError("gpu_tokens must lie between 0 and the call's prompt_tokens")
-        return tokens
+        computed = self.prompt_tokens - self.gpu_tokens - restored
+        return CapacityCurve(self._chunk_tokens, self.calls, self.prompt_tokens, covered, restored, computed)

@@ -83,36 +83,53 @@ class StackDistances:
         self.at_promotion = at_promotion
         self._state = RunState()
 
+    @property
+    def chunks(self) -> Ints:
+        """int64: the numbers of all chunks promoted so far."""
+        return np.flatnonzero(self._state.last != kernels.NEVER)
+
     def observe(self, references: References) -> Segments:
         """Distances of the next calls of the stream, which are then promoted."""
-        state, calls, call = self._state, len(references), 0
-        offsets = np.zeros(calls + 1, np.int64)
+        return self._observe(references.keys, references.offsets, self.order is PromotionOrder.TAIL_FIRST)
+
+    def keep(self, chunks: Ints) -> None:
+        """Forget all chunks but these, as if the others had never been referenced."""
+        positions = self._state.last[chunks]
+        by_recency = np.argsort(positions)
+        calls = self._state.calls[: self._state.counters[kernels.USE], kernels.FIRST]
+        offsets = np.append(np.searchsorted(positions[by_recency], calls), len(chunks))
+        self._state = RunState()
+        self._observe(chunks[by_recency], offsets, tail_first=False)
+
+    def _observe(self, keys: Ints, offsets: Ints, tail_first: bool) -> Segments:
+        state, calls, call = self._state, len(offsets) - 1, 0
+        segment_offsets = np.zeros(calls + 1, np.int64)
         table: Ints = np.zeros((0, 5), np.int64)
         # New chunks have the highest numbers and stand at the tails, so this is often all the room that is needed.
-        tails = references.keys[references.offsets[1:][np.diff(references.offsets) > 0] - 1]
+        tails = keys[offsets[1:][np.diff(offsets) > 0] - 1]
         _check_chunk_numbers(tails)
         chunks = int(tails.max(initial=-1)) + 1
-        tail_first = self.order is PromotionOrder.TAIL_FIRST
         while call < calls:
-            keys = references.call_keys(call)
-            _check_chunk_numbers(keys)
-            state.make_room(keys, chunks, self.at_promotion)
-            table = enlarged(table, int(offsets[call]) + len(keys))
+            call_keys = keys[offsets[call] : offsets[call + 1]]
+            _check_chunk_numbers(call_keys)
+            state.make_room(call_keys, chunks, self.at_promotion)
+            table = enlarged(table, int(segment_offsets[call]) + len(call_keys))
             call = kernels.observe_runs(
                 state.last,
                 state.calls,
                 state.intervals,
                 state.counters,
                 table,
-                references.keys,
-                references.offsets,
+                keys,
+                offsets,
                 call,
                 tail_first,
                 self.at_promotion,
-                offsets,
+                segment_offsets,
             )
-        start, distance = (table[: offsets[-1], column].copy() for column in (kernels.START, kernels.DISTANCE))
-        return Segments(offsets, start, distance, step=0 if self.at_promotion else -1)
+        found = table[: segment_offsets[-1]]
+        start, distance = found[:, kernels.START].copy(), found[:, kernels.DISTANCE].copy()
+        return Segments(segment_offsets, start, distance, step=0 if self.at_promotion else -1)
 
 
 class StackDistancesByReference:
@@ -178,14 +195,16 @@ def batches_of(references: Batches) -> Iterable[References]:
     return (references,) if isinstance(references, References) else references
 
 
+def spread(references: References, segments: Segments, order: PromotionOrder) -> Ints:
+    """int64 [references]: the distances of single references, head to tail within a call."""
+    tail_first = order is PromotionOrder.TAIL_FIRST
+    return spread_distances(
+        references.offsets, segments.offsets, segments.start, segments.distance, segments.step, tail_first
+    )
+
+
 def _distances(references: Batches, stack: Stack) -> Ints:
-    parts = []
-    for batch in batches_of(references):
-        found = stack.observe(batch)
-        tail_first = stack.order is PromotionOrder.TAIL_FIRST
-        parts.append(
-            spread_distances(batch.offsets, found.offsets, found.start, found.distance, found.step, tail_first)
-        )
+    parts = [spread(batch, stack.observe(batch), stack.order) for batch in batches_of(references)]
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
