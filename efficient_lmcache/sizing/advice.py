@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 # Table 1: offload paid on the designs up to 2.3 K peak FLOP per host-link byte and slowed every run at 15.5 K.
@@ -10,6 +9,7 @@ LOW_FLOP_PER_BYTE = 2_400.0
 HIGH_FLOP_PER_BYTE = 15_000.0
 # Below so much of its prompts in common with what was sent before, an agent rewrites its history (98.1 % in the paper).
 STABLE_SHARE = 0.9
+WORTHWHILE = 0.1  # a smaller saving is not worth a tier, a smaller excess no larger one
 
 
 class Advice(NamedTuple):
@@ -32,6 +32,8 @@ def advise(
     gamma_g: float,
     gamma_h: float | None,
     recommended_gib: float,
+    saving: float,
+    excess: float | None,
     stable_share: float | None = None,
 ) -> list[Advice]:
     """Table 12's rows: hardware, GPU pressure, host pressure and, where a recording tells it, context editing.
@@ -40,9 +42,11 @@ def advise(
         flop_per_byte: peak FLOP per host-link byte of the GPU.
         gamma_g, gamma_h: pressure on the GPU's KV cache and on the host tier; None without a host tier.
         recommended_gib: what the plan recommends, per rank.
+        saving: the share of computed prefill that a host tier without limit is predicted to save.
+        excess: computed prefill of the host tier over that of an unlimited one, less one; None without a host tier.
         stable_share: of all prompt tokens, those that a tier without limit would cover.
     """
-    rows = [_hardware(flop_per_byte), _gpu_pressure(gamma_g), _host_pressure(gamma_h, recommended_gib)]
+    rows = [_hardware(flop_per_byte), _gpu_pressure(gamma_g, saving), _host_pressure(gamma_h, excess, recommended_gib)]
     return rows if stable_share is None else [*rows, _editing(stable_share)]
 
 
@@ -67,29 +71,37 @@ def _hardware(flop_per_byte: float) -> Advice:
     )
 
 
-def _gpu_pressure(gamma_g: float) -> Advice:
+def _gpu_pressure(gamma_g: float, saving: float) -> Advice:
     regime = f"γ_G = {gamma_g:.2f}"
+    predicted = f"a host tier can save {saving:.0%} of the computed prefill"
     if gamma_g > 1:
-        return Advice(regime, "the pool's context exceeds the GPU's KV cache", "a host tier has something to recover")
-    return Advice(
-        regime,
-        "the GPU's KV cache holds the pool's mean context",
-        "a host tier recovers little; GPU prefix caching is enough unless contexts or the pool grow",
-    )
+        return Advice(regime, "the pool's context exceeds the GPU's KV cache", predicted)
+    fits = "the GPU's KV cache holds the pool's mean context"
+    if saving <= WORTHWHILE:
+        return Advice(regime, fits, f"GPU prefix caching is enough: {predicted}")
+    return Advice(regime, f"{fits}, yet prompts come back after it has forgotten them", predicted)
 
 
-def _host_pressure(gamma_h: float | None, recommended_gib: float) -> Advice:
-    if gamma_h is None or math.isinf(gamma_h):
-        return Advice("no host tier given", "nothing to weigh it against", f"plan for {recommended_gib:g} GiB per rank")
+def _host_pressure(gamma_h: float | None, excess: float | None, recommended_gib: float) -> Advice:
+    larger = f"{recommended_gib:g} GiB per rank"
+    if gamma_h is None or excess is None:
+        return Advice("no host tier given", "nothing to weigh", f"plan for {larger}")
     regime = f"γ_H = {gamma_h:.2f}"
+    left = f"it leaves {1 + excess:.2g} times as much to compute as an unlimited one"
     if gamma_h > 1:
         return Advice(
             regime,
-            "the host tier cannot hold what the pool reuses: plain offload writes what is evicted before it is read",
-            f"admit conditionally (--admission conditioned), or enlarge the tier to {recommended_gib:g} GiB per rank",
+            f"the host tier is smaller than the pool's working set: {left}",
+            f"conditioned admission (it declines writes that would be evicted unread), or a larger tier: {larger}",
+        )
+    if excess > WORTHWHILE:
+        return Advice(
+            regime,
+            f"the host tier holds the working set of one round, but {left}",
+            f"admit every write; consider {larger}",
         )
     return Advice(
-        regime, "the host tier holds what the pool reuses", "admit every write; conditioned admission never engages"
+        regime, "the host tier holds what the pool reuses", "admit every write: conditioned admission never engages"
     )
 
 

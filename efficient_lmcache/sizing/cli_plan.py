@@ -93,13 +93,13 @@ def plan(
 
 
 def _run(options: PlanOptions, figure: Path | None, as_json: bool) -> None:
-    from efficient_lmcache.sizing.figure import check_figure_path, draw
+    from efficient_lmcache.sizing.figure import check_figure, draw
     from efficient_lmcache.sizing.inputs import prepare
     from efficient_lmcache.sizing.plan import make_plan
     from efficient_lmcache.sizing.plan_text import show
 
     if figure is not None:
-        check_figure_path(figure)
+        check_figure(figure)
     created_utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
     with _progress() as say:
         say("reading")

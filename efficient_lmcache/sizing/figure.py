@@ -14,43 +14,45 @@ if TYPE_CHECKING:
 _SUFFIXES = (".pdf", ".png", ".svg")
 _COMPUTED, _RESTORED, _MARK = "#b5432f", "#1f6f78", "#333333"
 _SHOWN_BEYOND = 4.0  # times the larger of working set and recommendation
-_SHOWN_BELOW = 12.0  # the smaller of them over the axis' left end
+_SHOWN_BELOW = 6.0  # the smaller of them over the axis' left end
 
 
-def check_figure_path(path: Path) -> None:
-    """Raise ValueError, before anything is computed, for a figure that cannot be written."""
+def check_figure(path: Path) -> None:
+    """Raise, before anything is computed, for a figure that cannot be drawn.
+
+    Raises:
+        ValueError: the path has another suffix than a picture's, or no directory.
+        ImportError: matplotlib is not installed; says how to install it.
+    """
     if path.suffix not in _SUFFIXES:
         raise ValueError(f"--figure {path}: must end in {', '.join(_SUFFIXES)}")
     if not path.parent.is_dir():
         raise ValueError(f"--figure {path}: there is no directory {path.parent}; make it first")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ImportError("--figure needs matplotlib: pip install 'efficient-lmcache[sizing]'") from error
 
 
 def draw(plan: Plan, path: Path) -> None:
-    """Write computed prefill and restored tokens by host capacity, with their ranges, as PNG, SVG or PDF.
+    """Write computed prefill and restored tokens by host capacity, with their ranges, as PNG, SVG or PDF."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    Raises:
-        ImportError: matplotlib is not installed; says how to install it.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("--figure needs matplotlib: pip install 'efficient-lmcache[sizing]'") from error
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     low, high = _limits(plan)
-    points = [point for point in plan.curve if low <= point.host_gib <= high]
+    # A log axis has no zero: the tier of no size is drawn at its left end.
+    points = [plan.curve[0]._replace(host_gib=low), *(point for point in plan.curve if point.host_gib > low)]
     unit, suffix = _unit(plan)
     for label, colour, spans in (
         ("computed prefill", _COMPUTED, [point.computed_prefill_tokens for point in points]),
         ("restored from host", _RESTORED, [point.restored_tokens for point in points]),
     ):
         _band(axes, points, spans, unit, label, colour)
-    without = plan.curve[0].computed_prefill_tokens.expected / unit
-    axes.axhline(without, color=_COMPUTED, linewidth=1, linestyle=":", label="computed without a host tier")
     if plan.transition_gib is not None:
-        axes.axvspan(*plan.transition_gib, color="#000000", alpha=0.07, linewidth=0, label="transition")
+        axes.axvspan(*plan.transition_gib, color="#000000", alpha=0.07, linewidth=0, label="10–90 % of the saving")
     if plan.working_set_bytes:
         scale = plan.working_set_bytes / GIB
         axes.axvline(scale, color=_MARK, linewidth=1.2, linestyle="--", label=f"working set (Eq. 5): {scale:.3g} GiB")

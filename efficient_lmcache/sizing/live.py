@@ -66,7 +66,10 @@ def parse_live_pool(text: str) -> LivePool:
     Raises:
         ValueError: not such a page, a gauge is missing, or no task is active.
     """
-    snapshot = Snapshot.parse(text)
+    try:
+        snapshot = Snapshot.parse(text)
+    except ValueError as error:
+        raise ValueError(f"is no page of metrics ({error})") from error
     engines = [sample.labels for sample in snapshot.named(f"{_PREFIX}working_set_bytes")]
     if not engines:
         raise ValueError(

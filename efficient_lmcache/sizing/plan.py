@@ -177,6 +177,8 @@ def make_plan(
                 gamma_g=pressure_g,
                 gamma_h=pressure_h,
                 recommended_gib=recommended,
+                saving=curve.saving(),
+                excess=curve.excess(deployment.host_gib[0]) if deployment.host_gib else None,
                 stable_share=stable if recorded else None,
             )
         ),
@@ -242,6 +244,16 @@ class _Curve:
             return None
         low, high = (self._gib_at(points, first - share * (first - last)) for share in _TRANSITION_SHARES)
         return low, high
+
+    def saving(self) -> float:
+        """The share of computed prefill that the largest tier saves."""
+        points = self.predictions()
+        return 1 - points[-1].computed_prefill_tokens.expected / points[0].computed_prefill_tokens.expected
+
+    def excess(self, gib: float) -> float:
+        """Computed prefill of a sampled tier over the largest one's, less one."""
+        least = self.predictions()[-1].computed_prefill_tokens.expected
+        return self._by_gib[gib].computed_prefill_tokens.expected / least - 1
 
     @staticmethod
     def _gib_at(points: list[Prediction], computed: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -52,16 +53,17 @@ def _transition(plan: Plan) -> str:
 
 
 def _curve(plan: Plan) -> Table:
-    table = Table("host GiB", "γ_H", "computed prefill (M)", "range", "restored (M)", "range", "")
-    for column in table.columns:
+    table = Table("host GiB", "γ_H", "computed prefill, M", "restored, M", "", box=SIMPLE_HEAD)
+    for column in table.columns[:-1]:
         column.justify = "right"
+        column.no_wrap = True
     for point in _telling(plan):
         ratio = plan.working_set_bytes / (point.host_gib * GIB) if point.host_gib else None
         table.add_row(
-            f"{point.host_gib:.3g}",
+            f"{point.host_gib:.3g}" if point.host_gib < 1000 else f"{point.host_gib:,.0f}",
             "–" if ratio is None else f"{ratio:.2f}",
-            *_cells(point.computed_prefill_tokens),
-            *_cells(point.restored_tokens),
+            _cell(point.computed_prefill_tokens),
+            _cell(point.restored_tokens),
             _mark(plan, point),
         )
     return table
@@ -84,9 +86,13 @@ def _mark(plan: Plan, point: Prediction) -> str:
         return "given"
     if plan.transition_gib and plan.transition_gib[0] <= point.host_gib <= plan.transition_gib[1]:
         return "transition"
-    return "everything fits" if point is plan.curve[-1] else ""
+    return "all fits" if point is plan.curve[-1] else ""
 
 
-def _cells(span: Span) -> tuple[str, str]:
+def _cell(span: Span) -> str:
+    """Expectation and range in millions."""
+    if span.high == 0:
+        return "0"
     digits = 3 if span.high < 10e6 else 1
-    return f"{span.expected / 1e6:,.{digits}f}", f"{span.low / 1e6:,.{digits}f} – {span.high / 1e6:,.{digits}f}"
+    low, expected, high = (f"{tokens / 1e6:,.{digits}f}" for tokens in (span.low, span.expected, span.high))
+    return expected if low == high else f"{expected} ({low} – {high})"

@@ -132,8 +132,11 @@ class Predictor:
             for computed in self._extremes:
                 outcome = self._serve(self._pool.simulate(rates, computed), capacity)
                 for _ in range(_REFINEMENTS):
-                    outcome = self._serve(self._pool.simulate(rates, outcome.per_call), capacity)
+                    before = outcome
+                    outcome = self._serve(self._pool.simulate(rates, before.per_call), capacity)
                     refined.append(outcome)
+                    if np.array_equal(outcome.per_call, before.per_call):
+                        break
                 last.append(outcome)
         return Prediction(
             host_gib,

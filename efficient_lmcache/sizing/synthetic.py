@@ -11,6 +11,7 @@ take all of that.
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 
@@ -32,7 +33,7 @@ _TASKS_PER_AGENT = (2, 5)
 _ENOUGH_TASKS = 80
 NOTE = (
     "assumed, as there is no recording: agents shaped by the paper's published figures, scaled to the mean prompt "
-    f"({CALLS_PER_TASK:.0f} calls a task, {CACHE_STABLE_SHARE:.1%} of prompt tokens cache-stable, tasks share nothing)"
+    f"({CALLS_PER_TASK:.0f} calls a task, {CACHE_STABLE_SHARE:.0%} of prompt tokens cache-stable, tasks share nothing)"
 )
 
 
@@ -50,8 +51,8 @@ def synthetic_workload(mean_prompt_tokens: float, active_pool: int, chunk_tokens
     fewest, most = (share * active_pool for share in _TASKS_PER_AGENT)
     tasks = max(fewest, min(most, _ENOUGH_TASKS))
     rng = np.random.default_rng(_SEED)
-    calls = np.clip(np.rint(_MEDIAN_CALLS * rng.lognormal(0, _CALLS_SIGMA, tasks)), *_CALLS_RANGE).astype(np.int64)
-    reads = rng.lognormal(0, _TASK_SIGMA, tasks)
+    calls = np.rint(_MEDIAN_CALLS * np.exp(_CALLS_SIGMA * _normals(tasks, rng))).clip(*_CALLS_RANGE).astype(np.int64)
+    reads = np.exp(_TASK_SIGMA * _normals(tasks, rng))
     output_tokens = max(1, round(_OUTPUT_TOKENS * mean_prompt_tokens / _MEAN_PROMPT_TOKENS))
     prompts = _prompt_tokens(mean_prompt_tokens, calls, reads)
     intervals_s = _MEDIAN_INTERVAL_S * rng.lognormal(0, _INTERVAL_SIGMA, calls.sum())
@@ -60,18 +61,26 @@ def synthetic_workload(mean_prompt_tokens: float, active_pool: int, chunk_tokens
     return Workload.of(references, chunk_tokens, "synthetic", (NOTE,))
 
 
+def _normals(tasks: int, rng: np.random.Generator) -> Floats:
+    """Standard normal numbers at even quantiles, shuffled: few tasks then have the shape of many."""
+    normal = NormalDist()
+    return rng.permutation([normal.inv_cdf((task + 0.5) / tasks) for task in range(tasks)])
+
+
 def _prompt_tokens(mean: float, calls: Ints, reads: Floats) -> Ints:
     """Every call's prompt length: linear growth whose mean and new share are the published ones; int64 [calls]."""
-    output = _OUTPUT_TOKENS / _MEAN_PROMPT_TOKENS
     turns = CALLS_PER_TASK - 1
-    # First prompt p and observation o in mean prompts: p + turns o is what a task adds, p + turns (o + output) / 2 its
-    # mean prompt.
-    added = (1 - CACHE_STABLE_SHARE) * CALLS_PER_TASK
-    observation = 2 * (added - 1) / turns + output
-    first = added - turns * observation
+    output = _OUTPUT_TOKENS / _MEAN_PROMPT_TOKENS
+    # First prompt p and observation o in mean prompts: p + turns o is what is new in a task, p + turns (o + output) / 2
+    # its mean prompt.
+    new = (1 - CACHE_STABLE_SHARE) * CALLS_PER_TASK
+    observation = 2 * (new - 1) / turns + output
+    first = new - turns * observation
     turn = np.arange(calls.sum()) - np.repeat(np.cumsum(calls) - calls, calls)
-    prompts = first + turn * (np.repeat(reads / reads.mean(), calls) * observation + output)
-    lengths: Ints = np.maximum(np.rint(prompts * (mean / prompts.mean())), 1).astype(np.int64)
+    heard = first + turn * np.repeat(reads, calls) * observation
+    said = turn * output
+    heard *= (1 - said.mean()) / heard.mean()
+    lengths: Ints = np.maximum(np.rint(mean * (heard + said)), 1).astype(np.int64)
     return lengths
 
 
