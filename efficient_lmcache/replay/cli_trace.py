@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from efficient_lmcache.replay.describe import describe
 from efficient_lmcache.replay.importers import IMPORTERS
+from efficient_lmcache.replay.progress_bar import progress_bar
 from efficient_lmcache.replay.synthesize import Workload
 from efficient_lmcache.replay.synthesize import synthesize as write_synthetic
 from efficient_lmcache.replay.trace import TraceError, TraceReader
@@ -49,7 +49,7 @@ def import_(
         if format_ not in IMPORTERS:
             raise TraceError(f"--format {format_!r} is unknown; allowed are {', '.join(IMPORTERS)}")
         _check_output(out, force)
-        with _progress("importing") as progress:
+        with progress_bar("importing", "tasks") as progress:
             IMPORTERS[format_](
                 source, out, tokenizer=tokenizer, tasks=tasks, seed=seed, vocab_size=vocab, progress=progress
             )
@@ -90,7 +90,7 @@ def synthesize(
             median_gap_s=median_gap,
         )
         _check_output(out, force)
-        with _progress("synthesizing") as progress:
+        with progress_bar("synthesizing", "tasks") as progress:
             write_synthetic(out, workload, progress)
         _say_written(out)
 
@@ -104,9 +104,9 @@ def info(
     """Show what a trace contains and how much of its prompts repeats."""
     with _user_errors(), TraceReader(trace) as reader:
         if verify:
-            with _progress("verifying") as progress:
+            with progress_bar("verifying", "tasks") as progress:
                 reader.verify(progress)
-        with _progress("reading") as progress:
+        with progress_bar("reading", "tasks") as progress:
             facts = describe(reader, progress)
         if as_json:
             typer.echo(json.dumps(facts, indent=2))
@@ -127,7 +127,7 @@ def trim(
     """Make a smaller trace of a trace; its manifest records how."""
     with _user_errors():
         _check_output(out, force)
-        with _progress("trimming") as progress:
+        with progress_bar("trimming", "tasks") as progress:
             write_trimmed(
                 trace,
                 out,
@@ -148,16 +148,6 @@ def _user_errors() -> Iterator[None]:
     except (ValueError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(USER_ERROR) from None
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar of tasks on stderr while the block runs; none where stderr is not a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("tasks"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _check_output(out: Path, force: bool) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-USER_ERROR = 2
+from efficient_lmcache.replay.progress_bar import progress_bar
+from efficient_lmcache.sizing.cli_common import check_figure, user_errors
 
 
 def lint(
@@ -29,45 +27,25 @@ def lint(
     top: Annotated[int, typer.Option(min=1, help="How many of the worst tasks and calls to show.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad records out and count them.")] = False,
-    figure: Annotated[Path | None, typer.Option(help="Draw losses by habit and the worst task, as PNG or SVG.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw losses by habit and the worst task, as PNG, SVG or PDF.")
+    ] = None,
 ) -> None:
     """Find where prompts stop extending what was processed before, the likely habit, and the tokens that costs."""
     from efficient_lmcache.sizing.lint_report import to_json, to_tables
     from efficient_lmcache.sizing.lint_sources import lint_recording
 
-    try:
-        _check_figure(figure)
-        with _progress() as progress:
+    with user_errors():
+        check_figure(figure)
+        with progress_bar("reading") as progress:
             report, decode = lint_recording(recording, tokenizer=tokenizer, skip_bad=skip_bad, progress=progress)
         if figure is not None:
             from efficient_lmcache.sizing.lint_figure import draw
 
             draw(report, figure)
-    except (ValueError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(USER_ERROR) from None
     if as_json:
         typer.echo(json.dumps(to_json(report, top, decode), indent=2))
     else:
         Console().print(to_tables(report, top, decode))
         if figure is not None:
             typer.echo(f"{figure}: drawn")
-
-
-def _check_figure(figure: Path | None) -> None:
-    if figure is None:
-        return
-    if figure.suffix not in (".png", ".svg"):
-        raise ValueError(f"--figure {figure}: must end in .png or .svg")
-    if not figure.parent.is_dir():
-        raise ValueError(f"--figure {figure}: there is no directory {figure.parent}; make it first")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr while the block runs; none where stderr is not a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("reading"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from efficient_lmcache.sizing.cli_common import check_figure, user_errors
+
 if TYPE_CHECKING:
     from efficient_lmcache.sizing.inputs import PlanOptions
 
-USER_ERROR = 2
+
 _VLLM_SLOTS = 256
 
 
@@ -62,7 +64,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Size a host tier: working set, pressure, predicted curve, recommendation and advice."""
-    with _user_errors():
+    with user_errors():
         from efficient_lmcache.sizing.inputs import PlanOptions
 
         options = PlanOptions(
@@ -93,13 +95,12 @@ def plan(
 
 
 def _run(options: PlanOptions, figure: Path | None, as_json: bool) -> None:
-    from efficient_lmcache.sizing.figure import check_figure, draw
+    from efficient_lmcache.sizing.figure import draw
     from efficient_lmcache.sizing.inputs import prepare
     from efficient_lmcache.sizing.plan import make_plan
     from efficient_lmcache.sizing.plan_text import show
 
-    if figure is not None:
-        check_figure(figure)
+    check_figure(figure)
     created_utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
     with _progress() as say:
         say("reading")
@@ -120,16 +121,6 @@ def _run(options: PlanOptions, figure: Path | None, as_json: bool) -> None:
         show(made, Console())
         if figure is not None:
             typer.echo(f"figure: {figure}")
-
-
-@contextmanager
-def _user_errors() -> Iterator[None]:
-    """What a user can do wrong, a missing package included, ends as one line on stderr and exit code 2."""
-    try:
-        yield
-    except (ValueError, OSError, ImportError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(USER_ERROR) from None
 
 
 @contextmanager

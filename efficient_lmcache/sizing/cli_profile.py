@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-USER_ERROR = 2
+from efficient_lmcache.replay.progress_bar import progress_bar
+from efficient_lmcache.sizing.cli_common import check_figure, user_errors
+
 _WHOLE_FROM = 1000.0
 _DISTRIBUTIONS = {
     "calls_per_lane": "calls per lane",
@@ -23,7 +22,6 @@ _DISTRIBUTIONS = {
     "cache_stable_tokens_per_later_call": "cache-stable tokens",
     "interval_s": "interval, s",
 }
-_FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def profile(
@@ -45,18 +43,15 @@ def profile(
     from efficient_lmcache.sizing.profile import profile as measure
     from efficient_lmcache.sizing.streams import open_stream
 
-    try:
-        _check_figure(figure)
-        with _progress() as progress:
+    with user_errors():
+        check_figure(figure)
+        with progress_bar("reading") as progress:
             stream = open_stream(recording, chunk_tokens, tokenizer=tokenizer, skip_bad=skip_bad, progress=progress)
             measured = measure(stream)
         if figure is not None:
             from efficient_lmcache.sizing.profile_figure import draw
 
             draw(measured, figure)
-    except (ValueError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(USER_ERROR) from None
     facts = measured.facts()
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
@@ -64,25 +59,6 @@ def profile(
     _show(facts)
     if figure is not None:
         typer.echo(f"{figure}: drawn")
-
-
-def _check_figure(figure: Path | None) -> None:
-    if figure is None:
-        return
-    if figure.suffix not in _FIGURE_SUFFIXES:
-        raise ValueError(f"--figure {figure}: must end in {', '.join(_FIGURE_SUFFIXES)}")
-    if not figure.parent.is_dir():
-        raise ValueError(f"--figure {figure}: there is no directory {figure.parent}; make it first")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr while the block runs; none where stderr is not a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("reading"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _show(facts: dict[str, Any]) -> None:

@@ -11,27 +11,9 @@ from efficient_lmcache.sizing.prediction import GIB, Prediction, Span
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_SUFFIXES = (".pdf", ".png", ".svg")
 _COMPUTED, _RESTORED, _MARK = "#b5432f", "#1f6f78", "#333333"
 _SHOWN_BEYOND = 4.0  # times the larger of working set and recommendation
 _SHOWN_BELOW = 6.0  # the smaller of them over the axis' left end
-
-
-def check_figure(path: Path) -> None:
-    """Raise, before anything is computed, for a figure that cannot be drawn.
-
-    Raises:
-        ValueError: the path has another suffix than a picture's, or no directory.
-        ImportError: matplotlib is not installed; says how to install it.
-    """
-    if path.suffix not in _SUFFIXES:
-        raise ValueError(f"--figure {path}: must end in {', '.join(_SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise ValueError(f"--figure {path}: there is no directory {path.parent}; make it first")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError("--figure needs matplotlib: pip install 'efficient-lmcache[sizing]'") from error
 
 
 def draw(plan: Plan, path: Path) -> None:

@@ -113,7 +113,7 @@ def test_skips_bad_records_and_counts_them(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["{trace}", "--figure", "{folder}/lint.txt"], "must end in .png or .svg"),
+        (["{trace}", "--figure", "{folder}/lint.txt"], "must end in .png, .svg, .pdf"),
         (["{trace}", "--figure", "{folder}/absent/lint.png"], "make it first"),
         (["{trace}", "--tokenizer", "bpe:300"], "no text to train it on"),
         (["{trace}", "--tokenizer", "nonsense"], "no such tokenizer"),

@@ -213,7 +213,7 @@ def test_a_page_without_a_pool_is_an_error(text, message):
         ({"gpu": "TPU"}, "--gpu 'TPU' has no profile; known are H100"),
         ({"kv_cache_dtype": "int3"}, "KV cache type 'int3' is not known"),
         ({"model": "absent.json"}, "absent.json: No such file or directory"),
-        ({"figure": "curve.gif"}, "--figure curve.gif: must end in .pdf, .png, .svg"),
+        ({"figure": "curve.gif"}, "--figure curve.gif: must end in .png, .svg, .pdf"),
         ({"figure": "absent/curve.png"}, "there is no directory absent; make it first"),
         (
             {**LIVE, "from_metrics": "http://127.0.0.1:9"},
