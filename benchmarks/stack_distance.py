@@ -1,14 +1,14 @@
 """The whole capacity curve of a long recording, against other ways to get it, as ratios from one run.
 
-    python benchmarks/stack_distance.py [--data DIR] [--order start|file] [--stride 128] [--json] [--only-exact]
+    python benchmarks/stack_distance.py [--data DIR] [--order start|file] [--stride 256] [--json] [--only-exact]
 
 The stream is traces/agentic-weka.jsonl.gz in blocks of 64 tokens, promoted tail first. The file has a clock per
 session; by default all sessions begin together and their calls are sorted by it (`start`), so that distances are those
 of a busy server; `file` leaves the sessions one after another. Decoding is not timed, nor is numba's compiler.
 
     seconds                     exact, best of five; one thread
-    speedup_vs_python           a Fenwick tree in plain Python, by its rate over half a million references, the last of the
-                                first three million
+    speedup_vs_python           a Fenwick tree in plain Python, by its rate over the last half million of the
+                                first three million references
     speedup_vs_numba_fenwick    the same tree compiled, over the whole stream and to the same curve
     speedup_vs_libcachesim_8    its LRU at eight capacities, reading 8-byte numbers from a file; hits are compared
     speedup_vs_kvcache_simulator_8    the C++ core of kvcache-simulator at the same capacities, without its reading of
@@ -52,7 +52,7 @@ def main() -> None:
     default = os.environ.get("EFFICIENT_LMCACHE_DATA", Path(__file__).parents[2] / "shared")
     parser.add_argument("--data", type=Path, default=Path(default), help="folder with traces/agentic-weka.jsonl.gz")
     parser.add_argument("--order", choices=["start", "file"], default="start")
-    parser.add_argument("--stride", type=int, default=128)
+    parser.add_argument("--stride", type=int, default=256)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only-exact", action="store_true", help="time neither peers nor slower methods of our own")
     arguments = parser.parse_args()
