@@ -57,7 +57,7 @@ class TaskInference:
         self._prompts: dict[tuple[Hashable, int, int], _Prompt] = {}
         # Of each anchor: tail length in tokens -> how many of its prompts have such a tail.
         self._tail_tokens: dict[Hashable, dict[int, int]] = {}
-        self._latest_end: tuple[int, ...] = ()
+        self._latest_tail: tuple[int, ...] = ()
         self._tasks = 0
 
     def __len__(self) -> int:
@@ -94,10 +94,11 @@ class TaskInference:
         else:
             task = extended.task
         if length > MAX_SUFFIX_TOKENS:
-            blocks = min(blocks, (length - MAX_SUFFIX_TOKENS) // block_tokens)
+            if blocks * block_tokens > length - MAX_SUFFIX_TOKENS:
+                blocks = (length - MAX_SUFFIX_TOKENS) // block_tokens
             tail = tuple(prompt_tokens[blocks * block_tokens :])
             prompt = self._remember(prefix_keys[blocks - 1] if blocks else (_START, salt), tail, task)
-            self._latest_end = tail[-MAX_SUFFIX_TOKENS:]
+            self._latest_tail = tail
             task.latest = prompt
             if extended is not None and extended is not prompt:
                 extended.extended = True
@@ -116,7 +117,7 @@ class TaskInference:
             prompt = prompts.get((anchor, length, hash(candidate[:length])))
             if prompt is not None:
                 return prompt
-        turn_suffix = _common_suffix(tuple(prompt_tokens[-MAX_SUFFIX_TOKENS:]), self._latest_end)
+        turn_suffix = _common_suffix(tuple(prompt_tokens[-MAX_SUFFIX_TOKENS:]), self._latest_tail)
         for length in lengths:
             kept = length - len(turn_suffix)
             if turn_suffix and 0 < kept <= len(candidate):
