@@ -5,7 +5,8 @@ GPU-resident prefix G likewise, from the GPU's blocks and K_G (Eq. 9). Computed 
 
 The order itself depends on the coverage: what is computed takes time. So the interleaving is refined: the pool is
 simulated with the prefill that the previous order's coverage left, from both extremes, until the ends meet or the
-rounds are used up. The refined rounds span the prediction; the last ones' mean is its expectation.
+rounds are used up. The last rounds' mean is the expectation. The refined rounds span the prediction, together with the
+last ones promoted head first: LMCache inserts a prompt's chunks in that order, and real tiers lie between the two.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from efficient_lmcache.core.coverage import covered_tokens_at
 from efficient_lmcache.core.references import Ints
 from efficient_lmcache.core.reuse import expired
+from efficient_lmcache.core.stackdistance import PromotionOrder
 from efficient_lmcache.sizing.pool import Pool, PoolModel, Schedule, computed_extremes
 from efficient_lmcache.sizing.workload import Workload
 
@@ -133,11 +135,13 @@ class Predictor:
                 outcome = self._serve(self._pool.simulate(rates, computed), capacity)
                 for _ in range(_REFINEMENTS):
                     before = outcome
-                    outcome = self._serve(self._pool.simulate(rates, before.per_call), capacity)
+                    schedule = self._pool.simulate(rates, before.per_call)
+                    outcome = self._serve(schedule, capacity)
                     refined.append(outcome)
                     if np.array_equal(outcome.per_call, before.per_call):
                         break
                 last.append(outcome)
+                refined.append(self._serve(schedule, capacity, PromotionOrder.HEAD_FIRST))
         return Prediction(
             host_gib,
             capacity,
@@ -145,13 +149,16 @@ class Predictor:
             _span([outcome.restored for outcome in refined], [outcome.restored for outcome in last]),
         )
 
-    def _serve(self, schedule: Schedule, capacity: int) -> _Outcome:
+    def _serve(
+        self, schedule: Schedule, capacity: int, promotion: PromotionOrder = PromotionOrder.TAIL_FIRST
+    ) -> _Outcome:
         chunks = self._chunks.reordered(schedule.order)
         if self._ttl_s is not None:
             chunks = expired(chunks, schedule.lookup_s, self._ttl_s)
         gpu_tokens = self._gpu_resident(schedule.order)
         # The last token of a prompt is always computed: its logits are what the call is for.
-        host_tokens = np.minimum(covered_tokens_at(chunks, min(capacity, self._all_chunks)), chunks.prompt_tokens - 1)
+        covered_tokens = covered_tokens_at(chunks, min(capacity, self._all_chunks), promotion)
+        host_tokens = np.minimum(covered_tokens, chunks.prompt_tokens - 1)
         computed = chunks.prompt_tokens - np.maximum(host_tokens, gpu_tokens)
         per_call = np.empty_like(computed)
         per_call[schedule.order] = computed
