@@ -14,7 +14,7 @@ from efficient_lmcache.sizing.live import LivePool, read_live_pool
 from efficient_lmcache.sizing.plan import Deployment
 from efficient_lmcache.sizing.pool import PoolModel, Range
 from efficient_lmcache.sizing.synthetic import synthetic_workload
-from efficient_lmcache.sizing.workload import Workload, open_workload
+from efficient_lmcache.sizing.workload import VLLM_BLOCK_TOKENS, Workload, open_workload
 
 # Of the peak. The paper's H20 run computes 84 M more tokens at 5 than at 40 GiB and takes 85 minutes longer (Table 3):
 # 9 % of its peak; a dense model in large batches comes near half.
@@ -39,6 +39,7 @@ class PlanOptions:
     host_gib: tuple[float, ...] = ()
     slots: int = 256
     chunk_tokens: int = 1024
+    gpu_block_tokens: int = VLLM_BLOCK_TOKENS
     kv_cache_dtype: str = "auto"
     activated_parameters: float | None = None
     hardware: Path | None = None
@@ -95,7 +96,11 @@ def prepare(options: PlanOptions) -> PlanInputs:
     )
     if options.trace is not None:
         workload = open_workload(
-            options.trace, options.chunk_tokens, tokenizer=options.tokenizer, skip_bad=options.skip_bad
+            options.trace,
+            options.chunk_tokens,
+            tokenizer=options.tokenizer,
+            skip_bad=options.skip_bad,
+            gpu_block_tokens=options.gpu_block_tokens,
         )
         mean = None
     else:
@@ -120,6 +125,7 @@ def _check(options: PlanOptions) -> None:
         ("--gpu-kv-tokens", options.gpu_kv_tokens),
         ("--slots", options.slots),
         ("--chunk-tokens", options.chunk_tokens),
+        ("--gpu-block-tokens", options.gpu_block_tokens),
     ):
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")

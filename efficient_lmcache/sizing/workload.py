@@ -53,7 +53,14 @@ class Workload:
         return replace(self, chunks=salted(self.chunks), blocks=salted(self.blocks))
 
     @classmethod
-    def of(cls, references: References, chunk_tokens: int, name: str = "", notes: tuple[str, ...] = ()) -> Workload:
+    def of(
+        cls,
+        references: References,
+        chunk_tokens: int,
+        name: str = "",
+        notes: tuple[str, ...] = (),
+        gpu_block_tokens: int = VLLM_BLOCK_TOKENS,
+    ) -> Workload:
         """From references in blocks of which a chunk is a multiple, outputs included where they are known."""
         factor, rest = divmod(chunk_tokens, references.chunk_tokens)
         if rest or not factor:
@@ -67,7 +74,7 @@ class Workload:
         while len(references.keys) > merged * _MOST_BLOCK_REFERENCES and factor % (2 * merged) == 0:
             merged *= 2
         blocks = coarsened(references, merged)
-        if blocks.chunk_tokens > VLLM_BLOCK_TOKENS:
+        if blocks.chunk_tokens > gpu_block_tokens:
             notes = (*notes, f"the GPU's cache is modelled in blocks of {blocks.chunk_tokens} tokens")
         return cls(_prompts_only(coarsened(references, factor)), blocks, name, notes)
 
@@ -78,9 +85,13 @@ def open_workload(
     *,
     tokenizer: str | None = None,
     skip_bad: bool = False,
+    gpu_block_tokens: int = VLLM_BLOCK_TOKENS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Workload:
     """Read a recording of any format once, whole, into memory: 8 bytes per block that a call references.
+
+    Args:
+        gpu_block_tokens: vLLM's block size, where the recording can be cut so finely.
 
     Raises:
         RecordingError, ValueError: naming file, record and field, and what is allowed.
@@ -89,7 +100,7 @@ def open_workload(
         raise ValueError(f"--chunk-tokens is {chunk_tokens}; it must be at least 1")
     open_ = partial(open_stream, path, tokenizer=tokenizer, skip_bad=skip_bad, with_outputs=True, progress=progress)
     try:
-        stream = open_(gcd(chunk_tokens, VLLM_BLOCK_TOKENS))
+        stream = open_(gcd(chunk_tokens, gpu_block_tokens))
     except RecordingError:
         # Recordings of tokens can be cut at will, recordings of blocks only at theirs.
         stream = open_(None)
@@ -97,7 +108,8 @@ def open_workload(
     if not batches:
         raise ValueError(f"{path}: holds no calls; there is nothing to plan for")
     skipped = (f"{stream.skipped} bad records were left out",) if stream.skipped else ()
-    return Workload.of(References.concatenate(batches), chunk_tokens, stream.name, (*stream.notes, *skipped))
+    references = References.concatenate(batches)
+    return Workload.of(references, chunk_tokens, stream.name, (*stream.notes, *skipped), gpu_block_tokens)
 
 
 def coarsened(references: References, factor: int) -> References:
