@@ -257,7 +257,10 @@ run_options = options(Path({str(model)!r}), Path({str(trace)!r}), active_pool=1)
 record = run_replay(run_options, Console(), fake_command("hang@5"))
 sys.exit(0 if record.status == "interrupted" else 1)
 """
-    process = subprocess.Popen([sys.executable, "-c", script])
+    # Tests started with nohup hand their ignored SIGHUP on, which a run respects.
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    )
     calls = trace.parent / "run" / "calls.jsonl"
     while not (calls.exists() and len(calls.read_text().splitlines()) == 4):
         assert process.poll() is None
