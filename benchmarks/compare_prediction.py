@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import deque
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def _print_row(run: dict[str, Any], row: dict[str, Any], in_order: list[int]) ->
 def _in_measured_order(directory: Path, run: dict[str, Any], arguments: argparse.Namespace) -> list[int]:
     """Computed prefill of the cache model in the order of the run's lookups, tail first and head first."""
     options = run["options"]
-    workload = open_workload(arguments.trace, options["chunk_tokens"], gpu_block_tokens=arguments.gpu_block_tokens)
+    workload = _workload(arguments.trace, options["chunk_tokens"], arguments.gpu_block_tokens)
     order = _order(directory, arguments.trace, workload)
     chunks, blocks = workload.chunks.reordered(order), workload.blocks.reordered(order)
     bytes_per_token = json.loads((directory / "decisions.jsonl").open().readline())["estimate"]["bytes_per_token"]
@@ -86,6 +87,11 @@ def _in_measured_order(directory: Path, run: dict[str, Any], arguments: argparse
         int((chunks.prompt_tokens - np.maximum(np.minimum(covered_tokens_at(chunks, capacity, way), last), gpu)).sum())
         for way in PromotionOrder
     ]
+
+
+@cache
+def _workload(trace: Path, chunk_tokens: int, gpu_block_tokens: int) -> Workload:
+    return open_workload(trace, chunk_tokens, gpu_block_tokens=gpu_block_tokens)
 
 
 def _order(directory: Path, trace: Path, workload: Workload) -> Ints:

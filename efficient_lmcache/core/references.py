@@ -68,6 +68,18 @@ class References:
         """The keys of one call, head to tail; a view."""
         return self.keys[self.offsets[call] : self.offsets[call + 1]]
 
+    def between(self, begin: int, end: int) -> References:
+        """Calls `begin` to `end` - 1, as views where possible. Keys keep their numbers."""
+        if begin == 0 and end == len(self):
+            return self
+        low, high = self.offsets[begin], self.offsets[end]
+        return References(
+            chunk_tokens=self.chunk_tokens,
+            keys=self.keys[low:high],
+            offsets=self.offsets[begin : end + 1] - low,
+            **{name: getattr(self, name)[begin:end] for name in _PER_CALL},
+        )
+
     def reordered(self, order: Ints) -> References:
         """The same calls in another order: entry i of the result is call order[i]. Keys keep their numbers."""
         lengths = np.diff(self.offsets)[order]

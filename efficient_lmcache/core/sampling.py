@@ -122,7 +122,7 @@ class _Sample:
             if self._max_chunks is not None:
                 most = batch.offsets[begin] + self._max_chunks * self.stride
                 end = max(begin + 1, int(np.searchsorted(batch.offsets, most, "right")) - 1)
-            sampled, sampled_gpu_tokens = self._sampled(_slice(batch, begin, end), gpu_tokens[begin:end])
+            sampled, sampled_gpu_tokens = self._sampled(batch.between(begin, end), gpu_tokens[begin:end])
             self._total.add(sampled, self._stack.observe(sampled), sampled_gpu_tokens)
             while self._max_chunks is not None and len(self._stack.chunks) > self._max_chunks:
                 self._double_stride()
@@ -230,14 +230,3 @@ def _hashes(keys: Ints) -> Ints:
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return ((bits ^ (bits >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)
-
-
-def _slice(batch: References, begin: int, end: int) -> References:
-    if begin == 0 and end == len(batch):
-        return batch
-    low, high = batch.offsets[begin], batch.offsets[end]
-    per_call = {
-        name: getattr(batch, name)[begin:end]
-        for name in ("lookup_chunks", "prompt_tokens", "output_tokens", "lane", "session", "start_s", "interval_s")
-    }
-    return replace(batch, keys=batch.keys[low:high], offsets=batch.offsets[begin : end + 1] - low, **per_call)

@@ -17,8 +17,8 @@ import numpy as np
 
 from efficient_lmcache.sizing.readers import records
 from efficient_lmcache.sizing.readers.lanes import LaneGuess
-from efficient_lmcache.sizing.readers.recording import ChunkedCall, Numbering, Recording, blocks_per_chunk
-from efficient_lmcache.sizing.readers.records import Progress, RecordError, RecordingError
+from efficient_lmcache.sizing.readers.recording import BlockRecording, ChunkedCall, Numbering
+from efficient_lmcache.sizing.readers.records import RecordError, RecordingError
 
 FILES = "lookup_hashes_*.jsonl*"
 _REORDERED_LINES = 256
@@ -33,7 +33,7 @@ class _Lookup:
     hashes: list[str]
 
 
-class LookupLog(Recording):
+class LookupLog(BlockRecording):
     """Lookups by time; a lane is a guess, a session is a lane. A chunk is a model's and a hash's."""
 
     notes: tuple[str, ...] = (
@@ -43,13 +43,6 @@ class LookupLog(Recording):
         "responses' ends are not recorded, so interval_s is not known",
         "start_s counts from the first lookup; a lookup that the engine repeated counts again",
     )
-
-    def __init__(
-        self, path: Path, chunk_tokens: int, *, block_tokens: int, skip_bad: bool, progress: Progress | None
-    ) -> None:
-        super().__init__(path, chunk_tokens, skip_bad=skip_bad, progress=progress)
-        self._block_tokens = block_tokens
-        self._blocks_per_chunk = blocks_per_chunk(path, block_tokens, chunk_tokens)
 
     def _calls(self) -> Iterator[ChunkedCall]:
         numbering = Numbering()

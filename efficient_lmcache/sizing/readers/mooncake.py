@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from efficient_lmcache.core.references import Ints
 from efficient_lmcache.sizing.readers import records
 from efficient_lmcache.sizing.readers.lanes import LaneGuess
-from efficient_lmcache.sizing.readers.recording import ChunkedCall, NumberedPath, Numbering, Recording, blocks_per_chunk
-from efficient_lmcache.sizing.readers.records import Progress
+from efficient_lmcache.sizing.readers.recording import BlockRecording, ChunkedCall, NumberedPath, Numbering
 
 BLOCK_TOKENS = 512
 
@@ -25,7 +23,7 @@ class _Request:
     block_ids: Ints
 
 
-class MooncakeRequests(Recording):
+class MooncakeRequests(BlockRecording):
     """Requests in the file's order; a lane is a guess, a session is a lane."""
 
     notes: tuple[str, ...] = (
@@ -34,13 +32,6 @@ class MooncakeRequests(Recording):
         "blocks are known for prompts only: what outputs leave behind is seen when a later prompt contains it",
         "responses' ends are not recorded, so interval_s is not known",
     )
-
-    def __init__(
-        self, path: Path, chunk_tokens: int, *, block_tokens: int, skip_bad: bool, progress: Progress | None
-    ) -> None:
-        super().__init__(path, chunk_tokens, skip_bad=skip_bad, progress=progress)
-        self._block_tokens = block_tokens
-        self._blocks_per_chunk = blocks_per_chunk(path, block_tokens, chunk_tokens)
 
     def _calls(self) -> Iterator[ChunkedCall]:
         path = NumberedPath(Numbering().table())

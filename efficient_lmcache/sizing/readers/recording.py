@@ -158,6 +158,17 @@ class NumberedPath:
         return self._numbers
 
 
+class BlockRecording(Recording):
+    """A recording whose prompts are lists of block ids, of one size throughout; chunks are runs of blocks."""
+
+    def __init__(
+        self, path: Path, chunk_tokens: int, *, block_tokens: int, skip_bad: bool, progress: Progress | None
+    ) -> None:
+        super().__init__(path, chunk_tokens, skip_bad=skip_bad, progress=progress)
+        self._block_tokens = block_tokens
+        self._blocks_per_chunk = blocks_per_chunk(path, block_tokens, chunk_tokens)
+
+
 def blocks_per_chunk(path: Path, block_tokens: int, chunk_tokens: int) -> int:
     """How many blocks make a chunk. A block's id stands for all tokens up to its end, so a chunk's is its last block's.
 

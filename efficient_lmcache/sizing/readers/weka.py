@@ -12,19 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from efficient_lmcache.core.references import Ints
 from efficient_lmcache.sizing.readers import records
-from efficient_lmcache.sizing.readers.recording import (
-    ChunkedCall,
-    NumberedPath,
-    Numbering,
-    Recording,
-    blocks_per_chunk,
-)
-from efficient_lmcache.sizing.readers.records import Progress, RecordError
+from efficient_lmcache.sizing.readers.recording import BlockRecording, ChunkedCall, NumberedPath, Numbering
+from efficient_lmcache.sizing.readers.records import RecordError
 
 _SUB_AGENT = "subagent"
 _LOCAL = "local"
@@ -40,7 +33,7 @@ class _Request:
     block_ids: Ints
 
 
-class WekaSessions(Recording):
+class WekaSessions(BlockRecording):
     """Sessions one after another, each session's lanes interleaved by time. Every agent and sub-agent is a lane."""
 
     notes: tuple[str, ...] = (
@@ -53,13 +46,6 @@ class WekaSessions(Recording):
     )
 
     has_shared_chunks = False
-
-    def __init__(
-        self, path: Path, chunk_tokens: int, *, block_tokens: int, skip_bad: bool, progress: Progress | None
-    ) -> None:
-        super().__init__(path, chunk_tokens, skip_bad=skip_bad, progress=progress)
-        self._block_tokens = block_tokens
-        self._blocks_per_chunk = blocks_per_chunk(path, block_tokens, chunk_tokens)
 
     def _calls(self) -> Iterator[ChunkedCall]:
         numbering = Numbering()
