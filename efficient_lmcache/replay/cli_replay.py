@@ -10,7 +10,7 @@ from rich.console import Console
 
 from efficient_lmcache.replay.compare import CompareError, compare, render
 from efficient_lmcache.replay.driver import ReplayOptionError
-from efficient_lmcache.replay.options import RunOptions
+from efficient_lmcache.replay.options import DEFAULT_BLOCK_TOKENS, RunOptions
 from efficient_lmcache.replay.run import run_replay
 from efficient_lmcache.replay.rundir import RunDirectoryError
 from efficient_lmcache.replay.trace import TraceError
@@ -35,13 +35,29 @@ def run_command(
         int | None,
         typer.Option(help="Tokens that the GPU's KV cache holds; vLLM decides if absent."),
     ] = None,
-    chunk_tokens: Annotated[int, typer.Option(help="Tokens per LMCache chunk, a multiple of 128.")] = 256,
+    chunk_tokens: Annotated[int, typer.Option(help="Tokens per LMCache chunk, a multiple of --block-tokens.")] = 256,
+    block_tokens: Annotated[int, typer.Option(help="Tokens per block of the GPU's KV cache.")] = DEFAULT_BLOCK_TOKENS,
     connector: Annotated[str, typer.Option(help="efficient | lmcache (LMCache's own, unmodified)")] = "efficient",
+    write_threshold_chunks: Annotated[
+        int | None,
+        typer.Option(help="kappa: a request with more new full chunks is a refill; the connector's if absent."),
+    ] = None,
+    occupancy_threshold: Annotated[
+        float | None, typer.Option(help="theta: from this occupancy on the tier is full; the connector's if absent.")
+    ] = None,
     max_num_seqs: Annotated[int, typer.Option(help="Requests that vLLM runs at the same time.")] = 16,
     max_num_batched_tokens: Annotated[
         int | None,
         typer.Option(help="Tokens that vLLM computes per step; vLLM decides if absent."),
     ] = None,
+    max_model_len_tokens: Annotated[
+        int | None, typer.Option(help="The server's context; the trace's longest call if absent.")
+    ] = None,
+    tensor_parallel: Annotated[int, typer.Option(help="Ranks.")] = 1,
+    gpu_memory_utilization: Annotated[
+        float | None, typer.Option(help="Share of each GPU's memory that vLLM may use; vLLM's own if absent.")
+    ] = None,
+    prefix_caching: Annotated[bool, typer.Option(help="Look for prefixes in the GPU's KV cache.")] = True,
     label_tasks: Annotated[
         bool, typer.Option(help="Name each call's task to the connector; without, it infers the tasks.")
     ] = True,
@@ -60,9 +76,16 @@ def run_command(
             time_scale=time_scale,
             gpu_kv_tokens=gpu_kv_tokens,
             chunk_tokens=chunk_tokens,
+            block_tokens=block_tokens,
             connector=connector,
+            write_threshold_chunks=write_threshold_chunks,
+            occupancy_threshold=occupancy_threshold,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len_tokens=max_model_len_tokens,
+            tensor_parallel=tensor_parallel,
+            gpu_memory_utilization=gpu_memory_utilization,
+            prefix_caching=prefix_caching,
             label_tasks=label_tasks,
             call_timeout_s=call_timeout_s,
         )

@@ -13,7 +13,15 @@ FORMATS = ("table", "markdown", "json")
 # The order in which the paper's figures show them.
 _ADMISSION_ORDER = {"recompute": 0, "none": 1, "fixed": 2, "conditioned": 3}
 # What a comparison is about, where its files are, and what `_require_same_trace` and the tier's size check.
-_COMPARED_OPTIONS = ("admission", "connector", "host_gib", "out", "trace")
+_COMPARED_OPTIONS = (
+    "admission",
+    "connector",
+    "host_gib",
+    "occupancy_threshold",
+    "out",
+    "trace",
+    "write_threshold_chunks",
+)
 _COLUMNS = (
     "run",
     "γ_H",

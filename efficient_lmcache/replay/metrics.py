@@ -24,7 +24,7 @@ class TierMetrics:
     LMCache counts a chunk as stored when it is asked to store it; our connector, which leaves resident chunks out,
     when it copies it. LMCache's hits are whole chunks, also where vLLM already had some of their tokens; our restored
     tokens are those really copied, so that LMCache's number is the larger one for the same transfers. A name is None
-    where the connector has no such thing.
+    where the connector has no such thing. LMCache's workers each count for themselves; ours speak through the first.
     """
 
     stored_tokens: str | None
@@ -32,6 +32,7 @@ class TierMetrics:
     evicted_chunks: str | None
     deduplicated_chunks: str | None
     lag_s: float
+    summed_over_ranks: bool = False
 
 
 TIER_METRICS = {
@@ -50,6 +51,7 @@ TIER_METRICS = {
         "lmcache:local_cpu_evict_keys_count_total",
         None,
         lag_s=11.0,
+        summed_over_ranks=True,
     ),
 }
 

@@ -9,9 +9,18 @@ from typing import Any
 from efficient_lmcache.replay.driver import DriverOptions, ReplayOptionError
 from efficient_lmcache.replay.spelling import option
 
-BLOCK_TOKENS = 128  # of vLLM's KV cache: the default on CPUs, and every GPU backend takes it
+DEFAULT_BLOCK_TOKENS = 128  # of vLLM's KV cache: the default on CPUs, and every GPU backend takes it
 ADMISSIONS = ("recompute", "none", "fixed", "conditioned")
 CONNECTORS = ("efficient", "lmcache")
+_COUNTS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len_tokens",
+    "gpu_kv_tokens",
+    "chunk_tokens",
+    "block_tokens",
+    "tensor_parallel",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +32,15 @@ class RunOptions:
         host_gib: host tier in GiB per rank; `recompute` ignores it.
         active_pool, time_scale, label_tasks, call_timeout_s: see `driver.DriverOptions`.
         gpu_kv_tokens: K_G; None leaves it to vLLM.
-        chunk_tokens: b, a multiple of BLOCK_TOKENS.
+        chunk_tokens: b, a multiple of block_tokens.
+        block_tokens: tokens per block of the GPU's KV cache.
         connector: efficient (ours) | lmcache (LMCache's own, unmodified; admission none).
+        write_threshold_chunks, occupancy_threshold: kappa and theta; None leaves them to the connector.
+        max_num_seqs, max_num_batched_tokens: vLLM's limits per step.
+        max_model_len_tokens: the server's context; None: as long as the trace's longest call.
+        tensor_parallel: ranks.
+        gpu_memory_utilization: share of each GPU's memory that vLLM may use; None leaves it to vLLM.
+        prefix_caching: whether the GPU's KV cache is searched for prefixes at all.
         start_timeout_s: the server must be ready within that time.
     """
 
@@ -37,9 +53,16 @@ class RunOptions:
     time_scale: float = 1.0
     gpu_kv_tokens: int | None = None
     chunk_tokens: int = 256
+    block_tokens: int = DEFAULT_BLOCK_TOKENS
     connector: str = "efficient"
+    write_threshold_chunks: int | None = None
+    occupancy_threshold: float | None = None
     max_num_seqs: int = 16
     max_num_batched_tokens: int | None = None
+    max_model_len_tokens: int | None = None
+    tensor_parallel: int = 1
+    gpu_memory_utilization: float | None = None
+    prefix_caching: bool = True
     label_tasks: bool = True
     call_timeout_s: float = 3600.0
     start_timeout_s: float = 900.0
@@ -57,13 +80,33 @@ class RunOptions:
             raise ReplayOptionError(
                 f"--host-gib is required for admission {self.admission}: a positive number, not {self.host_gib:g}"
             )
-        if self.chunk_tokens < 1 or self.chunk_tokens % BLOCK_TOKENS:
-            raise ReplayOptionError(f"--chunk-tokens is {self.chunk_tokens}; it must be a multiple of {BLOCK_TOKENS}")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "gpu_kv_tokens"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ReplayOptionError(f"{option(name)} is {value}; it must be at least 1")
+        if self.chunk_tokens % self.block_tokens:
+            raise ReplayOptionError(
+                f"--chunk-tokens is {self.chunk_tokens}; it must be a multiple of --block-tokens, {self.block_tokens}"
+            )
+        self._check_rule()
+        share = self.gpu_memory_utilization
+        if share is not None and not 0 < share <= 1:
+            raise ReplayOptionError(f"--gpu-memory-utilization is {share:g}; it must be above 0 and at most 1")
         self.driver  # noqa: B018 - checks its own options
+
+    def _check_rule(self) -> None:
+        """kappa and theta."""
+        kappa, theta = self.write_threshold_chunks, self.occupancy_threshold
+        for name, value, users in (
+            ("write_threshold_chunks", kappa, ("fixed", "conditioned")),
+            ("occupancy_threshold", theta, ("conditioned",)),
+        ):
+            if value is not None and self.admission not in users:
+                raise ReplayOptionError(f"{option(name)} is for admission {' or '.join(users)}, not {self.admission}")
+        if kappa is not None and kappa < 0:
+            raise ReplayOptionError(f"--write-threshold-chunks is {kappa}; it must be at least 0")
+        if theta is not None and not 0 <= theta <= 1:
+            raise ReplayOptionError(f"--occupancy-threshold is {theta:g}; it must be from 0 to 1")
 
     @property
     def has_tier(self) -> bool:

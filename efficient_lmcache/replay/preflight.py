@@ -16,7 +16,7 @@ from efficient_lmcache import __version__
 from efficient_lmcache.core.footprint import KVFootprint
 from efficient_lmcache.core.workingset import gamma_h, reuse_working_set_bytes
 from efficient_lmcache.replay.driver import ReplayOptionError
-from efficient_lmcache.replay.options import BLOCK_TOKENS, RunOptions
+from efficient_lmcache.replay.options import RunOptions
 from efficient_lmcache.replay.rundir import RunRecord, WorkingSet
 from efficient_lmcache.replay.trace import TraceError, TraceReader
 
@@ -39,7 +39,7 @@ class ModelFacts:
     context_tokens: int | None
 
 
-def read_model(model: Path) -> ModelFacts:
+def read_model(model: Path, tensor_parallel: int = 1) -> ModelFacts:
     """Raises ReplayOptionError for a directory without a config.json that says it all."""
     file = model / "config.json"
     try:
@@ -51,7 +51,7 @@ def read_model(model: Path) -> ModelFacts:
     vocab_size = text.get("vocab_size")
     if not isinstance(vocab_size, int):
         raise ReplayOptionError(f"{file}: vocab_size is {vocab_size!r}; it must be an integer")
-    return ModelFacts(vocab_size, footprint.bytes_per_token_per_rank(), _context_tokens(text))
+    return ModelFacts(vocab_size, footprint.bytes_per_token_per_rank(tensor_parallel), _context_tokens(text))
 
 
 def _context_tokens(config: Mapping[str, Any]) -> int | None:
@@ -83,10 +83,10 @@ def longest_call_tokens(trace: TraceReader, vocab_size: int) -> int:
 
 
 def max_model_len_tokens(options: RunOptions, model: ModelFacts, longest_tokens: int) -> int:
-    """The server's context: the longest call in whole blocks, within what the model takes.
+    """The server's context: as asked for, else the longest call in whole blocks, within what the model takes.
 
     Raises:
-        ReplayOptionError: the longest call does not fit the model, or the GPU's KV cache.
+        ReplayOptionError: the longest call does not fit the model, the context asked for, or the GPU's KV cache.
     """
     context_tokens = model.context_tokens
     if context_tokens is not None and longest_tokens > context_tokens:
@@ -95,12 +95,19 @@ def max_model_len_tokens(options: RunOptions, model: ModelFacts, longest_tokens:
             f"takes {context_tokens} (max_position_embeddings); `trace trim --max-prompt` shortens a trace, "
             "`model create --max-model-len` makes a model that takes more"
         )
-    whole_blocks_tokens = -(-longest_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
-    needed_tokens = whole_blocks_tokens + BLOCK_TOKENS  # vLLM keeps one block for itself
-    if options.gpu_kv_tokens is not None and options.gpu_kv_tokens < needed_tokens:
+    asked_tokens = options.max_model_len_tokens
+    if asked_tokens is not None and longest_tokens > asked_tokens:
         raise ReplayOptionError(
-            f"--gpu-kv-tokens is {options.gpu_kv_tokens}; the trace's longest call needs at least {needed_tokens}"
+            f"--max-model-len-tokens is {asked_tokens}; the trace's longest call has {longest_tokens} tokens"
         )
+    block_tokens = options.block_tokens
+    whole_blocks_tokens = -(-(asked_tokens or longest_tokens) // block_tokens) * block_tokens
+    needed_tokens = whole_blocks_tokens + block_tokens  # vLLM keeps one block for itself
+    if options.gpu_kv_tokens is not None and options.gpu_kv_tokens < needed_tokens:
+        longest = "the context" if asked_tokens else "the trace's longest call"
+        raise ReplayOptionError(f"--gpu-kv-tokens is {options.gpu_kv_tokens}; {longest} needs at least {needed_tokens}")
+    if asked_tokens is not None:
+        return asked_tokens
     return whole_blocks_tokens if context_tokens is None else min(whole_blocks_tokens, context_tokens)
 
 

@@ -26,7 +26,7 @@ from efficient_lmcache.replay.metrics import (
     increase,
     scrape,
 )
-from efficient_lmcache.replay.options import BLOCK_TOKENS, RunOptions
+from efficient_lmcache.replay.options import RunOptions
 from efficient_lmcache.replay.preflight import (
     ModelFacts,
     initial_record,
@@ -61,7 +61,7 @@ def run_replay(
         ReplayOptionError, RunDirectoryError, NoTraceError: nothing was started, and nothing created, so that the same
             call can be repeated once what the message names is mended.
     """
-    model = read_model(options.model)
+    model = read_model(options.model, options.tensor_parallel)
     RunDirectory.require_new(options.out)
     try:
         reader = TraceReader(options.trace)
@@ -95,6 +95,34 @@ def _failed_run(options: RunOptions, record: RunRecord, error: TraceError) -> Ru
     failed = replace(record, status="failed", error=str(error))
     RunDirectory.create(options.out).write_record(failed)
     return failed
+
+
+def server_options(
+    options: RunOptions, model: ModelFacts, context_tokens: int, directory: RunDirectory, metrics_dir: Path
+) -> ServerOptions:
+    """What a run's server is started with."""
+    return ServerOptions(
+        compile_model=not is_cpu_build(),
+        model=options.model,
+        vocab_size=model.vocab_size,
+        connector=options.connector if options.has_tier else "none",
+        admission=options.admission,
+        host_gib=options.host_gib,
+        chunk_tokens=options.chunk_tokens,
+        max_model_len_tokens=context_tokens,
+        bytes_per_token=model.bytes_per_token,
+        decision_log=directory.decisions.resolve(),
+        metrics_dir=metrics_dir,
+        gpu_kv_tokens=options.gpu_kv_tokens,
+        block_tokens=options.block_tokens,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        write_threshold_chunks=options.write_threshold_chunks,
+        occupancy_threshold=options.occupancy_threshold,
+        tensor_parallel=options.tensor_parallel,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        prefix_caching=options.prefix_caching,
+    )
 
 
 @dataclass
@@ -148,24 +176,7 @@ class _Run:
         self.record = replace(self.record, **changed)
 
     def _server_options(self, metrics_dir: Path) -> ServerOptions:
-        options = self.options
-        return ServerOptions(
-            compile_model=not is_cpu_build(),
-            model=options.model,
-            vocab_size=self.model.vocab_size,
-            connector=options.connector if options.has_tier else "none",
-            admission=options.admission,
-            host_gib=options.host_gib,
-            chunk_tokens=options.chunk_tokens,
-            max_model_len_tokens=self.context_tokens,
-            bytes_per_token=self.model.bytes_per_token,
-            decision_log=self.directory.decisions.resolve(),
-            metrics_dir=metrics_dir,
-            gpu_kv_tokens=options.gpu_kv_tokens,
-            block_tokens=BLOCK_TOKENS,
-            max_num_seqs=options.max_num_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-        )
+        return server_options(self.options, self.model, self.context_tokens, self.directory, metrics_dir)
 
     def _serve_and_drive(self, options: ServerOptions) -> tuple[str, str | None]:
         port = free_port()
@@ -216,10 +227,12 @@ class _Run:
         self._update(gpu_kv_tokens=tokens, working_set=replace(working_set, gamma_g=gamma))
 
     def _read_metrics(self, before: Snapshot, after: Snapshot, connector: str) -> None:
-        def tier_increase(name: str | None) -> int:
-            return 0 if name is None else increase(before, after, name)
-
         names = TIER_METRICS[connector]
+        ranks = self.options.tensor_parallel if names.summed_over_ranks else 1
+
+        def tier_increase(name: str | None) -> int:
+            return 0 if name is None else round(increase(before, after, name) / ranks)
+
         self._update(
             computed_prefill_tokens=increase(before, after, COMPUTED_PREFILL),
             preemptions=increase(before, after, PREEMPTIONS),

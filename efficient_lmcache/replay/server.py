@@ -53,6 +53,10 @@ class ServerOptions:
         decision_log: file for the connector's decisions.
         metrics_dir: an empty directory in which the server's processes share their counters.
         compile_model: let vLLM compile the model.
+        write_threshold_chunks, occupancy_threshold: kappa and theta; None leaves them to the connector.
+        tensor_parallel: ranks.
+        gpu_memory_utilization: share of each GPU's memory; None leaves it to vLLM.
+        prefix_caching: whether vLLM looks for cached prefixes.
     """
 
     model: Path
@@ -70,6 +74,11 @@ class ServerOptions:
     max_num_seqs: int = 16
     max_num_batched_tokens: int | None = None
     compile_model: bool = True
+    write_threshold_chunks: int | None = None
+    occupancy_threshold: float | None = None
+    tensor_parallel: int = 1
+    gpu_memory_utilization: float | None = None
+    prefix_caching: bool = True
 
 
 def is_cpu_build() -> bool:
@@ -87,12 +96,17 @@ def serve_command(options: ServerOptions, port: int) -> list[str]:
     args += ["--host", "127.0.0.1", "--port", str(port)]
     args += ["--kv-transfer-config", json.dumps(_kv_transfer_config(options))]
     args += ["--skip-tokenizer-init", "--generation-config", "vllm", "--disable-uvicorn-access-log"]
-    args += ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
+    args += ["--enable-prefix-caching" if options.prefix_caching else "--no-enable-prefix-caching"]
+    args += ["--enable-prompt-tokens-details"]
     args += ["--logits-processors", FORCED_OUTPUT_PROCESSOR]
     args += ["--max-model-len", str(options.max_model_len_tokens), "--max-num-seqs", str(options.max_num_seqs)]
     args += ["--block-size", str(options.block_tokens)]
     if not options.compile_model:
         args += ["--enforce-eager"]
+    if options.tensor_parallel > 1:
+        args += ["--tensor-parallel-size", str(options.tensor_parallel)]
+    if options.gpu_memory_utilization is not None:
+        args += ["--gpu-memory-utilization", str(options.gpu_memory_utilization)]
     if options.max_num_batched_tokens is not None:
         args += ["--max-num-batched-tokens", str(options.max_num_batched_tokens)]
     if options.gpu_kv_tokens is not None:
@@ -106,13 +120,16 @@ def _kv_transfer_config(options: ServerOptions) -> dict[str, object] | None:
         return None
     if options.connector == "lmcache":
         return {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
+    ours = {
+        "efficient.admission": options.admission,
+        "efficient.write_threshold_chunks": options.write_threshold_chunks,
+        "efficient.occupancy_threshold": options.occupancy_threshold,
+        "efficient.decision_log": str(options.decision_log),
+    }
     return {
         "kv_connector": "EfficientLMCacheConnector",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {
-            "efficient.admission": options.admission,
-            "efficient.decision_log": str(options.decision_log),
-        },
+        "kv_connector_extra_config": {key: value for key, value in ours.items() if value is not None},
     }
 
 

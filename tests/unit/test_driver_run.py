@@ -305,7 +305,22 @@ def test_a_killed_run_leaves_no_server_behind(model: Path, trace: Path) -> None:
         ({"connector": "other"}, "--connector is 'other'; allowed: efficient, lmcache"),
         ({"connector": "lmcache", "admission": "fixed", "host_gib": 1.0}, "lmcache has no write admission"),
         ({"admission": "none"}, "--host-gib is required for admission none: a positive number, not 0"),
-        ({"chunk_tokens": 100}, "--chunk-tokens is 100; it must be a multiple of 128"),
+        ({"chunk_tokens": 100}, "--chunk-tokens is 100; it must be a multiple of --block-tokens, 128"),
+        ({"block_tokens": 0}, "--block-tokens is 0; it must be at least 1"),
+        ({"tensor_parallel": 0}, "--tensor-parallel is 0; it must be at least 1"),
+        ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization is 1.5; it must be above 0 and at most 1"),
+        (
+            {"admission": "none", "host_gib": 1.0, "write_threshold_chunks": 4},
+            "--write-threshold-chunks is for admission fixed or",
+        ),
+        (
+            {"admission": "fixed", "host_gib": 1.0, "occupancy_threshold": 0.5},
+            "--occupancy-threshold is for admission conditioned, not",
+        ),
+        (
+            {"admission": "conditioned", "host_gib": 1.0, "occupancy_threshold": 2.0},
+            "--occupancy-threshold is 2; it must be from 0 to 1",
+        ),
         ({"gpu_kv_tokens": 0}, "--gpu-kv-tokens is 0; it must be at least 1"),
         ({"active_pool": 0}, "--active-pool is 0; it must be at least 1"),
         ({"call_timeout_s": float("inf")}, "--call-timeout-s is inf; it must be a finite number > 0"),

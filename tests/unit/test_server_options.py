@@ -70,6 +70,21 @@ def test_limits_per_step_are_vllms_unless_given() -> None:
     assert (value_of(command, "--max-num-batched-tokens"), value_of(command, "--max-num-seqs")) == ("512", "3")
 
 
+def test_the_rules_thresholds_reach_the_connector() -> None:
+    command = serve_command(options(admission="conditioned", write_threshold_chunks=4, occupancy_threshold=0.9), 1)
+    extra = json.loads(value_of(command, "--kv-transfer-config"))["kv_connector_extra_config"]
+    assert (extra["efficient.write_threshold_chunks"], extra["efficient.occupancy_threshold"]) == (4, 0.9)
+
+
+def test_a_deployment_of_several_gpus_is_served_as_such() -> None:
+    assert "--tensor-parallel-size" not in serve_command(options(), 1)
+    command = serve_command(options(tensor_parallel=8, gpu_memory_utilization=0.65, prefix_caching=False), 1)
+    assert value_of(command, "--tensor-parallel-size") == "8"
+    assert value_of(command, "--gpu-memory-utilization") == "0.65"
+    assert "--no-enable-prefix-caching" in command
+    assert "--enable-prefix-caching" not in command
+
+
 def test_the_environment_fixes_what_would_make_runs_differ() -> None:
     variables = environment(
         options(), {"PATH": "bin", "LMCACHE_CHUNK_SIZE": "1", "LMCACHE_REMOTE_URL": "redis://other"}
