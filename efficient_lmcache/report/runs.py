@@ -1,0 +1,213 @@
+"""Run directories and sweeps as the analyses read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from efficient_lmcache.replay.metrics import Snapshot
+from efficient_lmcache.replay.rundir import RunDirectory, read_record
+from efficient_lmcache.replay.trace import TraceError, TraceReader
+
+SWEEP_FILE = "sweep.json"
+SWEEP_SCHEMA = "efficient-lmcache-sweep/1"
+
+T = TypeVar("T")
+
+
+class ReportError(ValueError):
+    """The report's input cannot be read; the message names the file and says what is wrong."""
+
+
+class Unavailable(Exception):
+    """A run's files do not allow an analysis; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """What stands in an analysis' place where it could not be made."""
+
+    reason: str
+
+
+def attempt(analysis: Callable[[], T]) -> T | Absent:
+    """The analysis' result, or why there is none."""
+    try:
+        return analysis()
+    except (Unavailable, ImportError) as error:
+        return Absent(str(error))
+
+
+def to_json(value: Any) -> Any:
+    """Results as JSON-able values: dataclasses become dictionaries, tuples lists."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return to_json(asdict(value))
+    if isinstance(value, dict):
+        return {str(name): to_json(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(entry) for entry in value]
+    return value
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory; its files are read when they are first asked for.
+
+    Attributes:
+        path: the directory.
+        record: run.json.
+        name: the sweep's name of the run, else the directory's.
+        repeat: 1 for the first run of its configuration, 2 for the next; from the sweep, else by starting time.
+        traces: where the trace may lie, beside where run.json says.
+    """
+
+    path: Path
+    record: dict[str, Any]
+    name: str
+    repeat: int = 1
+    traces: tuple[Path, ...] = ()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        options: dict[str, Any] = self.record["options"]
+        return options
+
+    @property
+    def chunk_tokens(self) -> int:
+        """b."""
+        return int(self.options["chunk_tokens"])
+
+    @cached_property
+    def decisions(self) -> list[dict[str, Any]]:
+        """Rows of decisions.jsonl.
+
+        Raises:
+            Unavailable: the run has none: no connector of ours, or it ended too early.
+        """
+        rows = json_lines(RunDirectory(self.path).decisions)
+        if not rows:
+            connector = self.record["connector"]
+            raise Unavailable(
+                "no decision was logged"
+                if connector == "efficient"
+                else f"no decisions: its connector is {connector!r}, and only 'efficient' logs them"
+            )
+        return rows
+
+    @cached_property
+    def calls(self) -> list[dict[str, Any]]:
+        """Rows of calls.jsonl, in the order in which calls ended.
+
+        Raises:
+            Unavailable: no call ended.
+        """
+        rows = json_lines(RunDirectory(self.path).calls)
+        if not rows:
+            raise Unavailable("no call ended")
+        return rows
+
+    @cached_property
+    def metrics(self) -> tuple[Snapshot, Snapshot]:
+        """The server's /metrics before the first and after the last call.
+
+        Raises:
+            Unavailable: the run ended without one of them.
+        """
+        snapshots = []
+        for moment in ("before", "after"):
+            file = RunDirectory(self.path).metrics(moment)
+            try:
+                snapshots.append(Snapshot.parse(file.read_text()))
+            except OSError:
+                raise Unavailable(f"no {file.name}: the run ended without it") from None
+            except ValueError as error:
+                raise ReportError(f"{file}: not a Prometheus exposition ({error})") from error
+        return snapshots[0], snapshots[1]
+
+    @cached_property
+    def trace(self) -> Path:
+        """The trace that was replayed, identified by its SHA-256.
+
+        Raises:
+            Unavailable: it is in none of the places where it could be.
+        """
+        wanted = self.record["trace"]["sha256"]
+        named = Path(self.options["trace"])
+        beside = [parent / named.name for parent in self.path.resolve().parents[:3]]
+        for place in (*self.traces, named, *beside):
+            try:
+                with TraceReader(place) as reader:
+                    if reader.sha256 == wanted:
+                        return place
+            except (TraceError, ValueError):
+                continue
+        raise Unavailable(f"the trace {named.name} is not where the run had it; name it with --trace")
+
+
+def json_lines(file: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON Lines file, none for an absent one; a last line cut short by a kill is left out.
+
+    Raises:
+        ReportError: a line that is not a JSON object.
+    """
+    try:
+        lines = file.read_text().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ReportError(f"{file}: cannot be read: {error.strerror}") from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.endswith("\n"):
+            break
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ReportError(f"{file}: line {number}: not JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise ReportError(f"{file}: line {number}: {type(row).__name__}; it must be an object")
+        rows.append(row)
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """sweep.json.
+
+    Attributes:
+        path: the sweep's directory.
+        record: sweep.json as it is.
+    """
+
+    path: Path
+    record: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.record["name"])
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a report is about: all runs, those of sweeps included, and the sweeps themselves."""
+
+    runs: tuple[Run, ...]
+    sweeps: tuple[Sweep, ...] = ()
+
+
+def read_inputs(paths: Sequence[Path], traces: Iterable[Path] = ()) -> Inputs:
+    """Runs, sweeps, and directories that hold runs.
+
+    Args:
+        paths: each a directory with a run.json, with a sweep.json, or with such directories in it.
+        traces: files that may be the runs' traces.
+
+    Raises:
+        ReportError: a path with nothing to report on.
+        RunDirectoryError: a run.json that cannot be read.
+    """
+    raise NotImplementedError
