@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from efficient_lmcache.report.capacity import CapacityFigure, PoolRatio
-from efficient_lmcache.report.condensers import CondenserRow
-from efficient_lmcache.report.declined import DeclinedReuse
-from efficient_lmcache.report.gap import EvictedBeforeReuse, NewKvReuse, ReuseGap
-from efficient_lmcache.report.latency import Quantiles, ServerTimes
-from efficient_lmcache.report.predictions import PredictedRun
-from efficient_lmcache.report.pressure import PressureSeries
-from efficient_lmcache.report.runs import Absent, Inputs
-from efficient_lmcache.report.table import RunRow
-from efficient_lmcache.report.thresholds import Thresholds
+from efficient_lmcache.report.capacity import CapacityFigure, PoolRatio, capacity_figures, pool_ratios
+from efficient_lmcache.report.condensers import CondenserRow, condenser_table
+from efficient_lmcache.report.declined import DeclinedReuse, declined_reuse
+from efficient_lmcache.report.gap import (
+    EvictedBeforeReuse,
+    NewKvReuse,
+    ReuseGap,
+    evicted_before_reuse,
+    new_kv_reuse,
+    reuse_gap,
+)
+from efficient_lmcache.report.latency import Quantiles, ServerTimes, call_times, server_times
+from efficient_lmcache.report.predictions import PredictedRun, predicted_runs
+from efficient_lmcache.report.pressure import PressureSeries, pressure_series
+from efficient_lmcache.report.runs import Absent, Inputs, Run, attempt
+from efficient_lmcache.report.table import RunRow, runs_table
+from efficient_lmcache.report.thresholds import Thresholds, thresholds
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +56,32 @@ def analyse(inputs: Inputs, progress: Callable[[int, int], None] | None = None) 
     Raises:
         ReportError: a file that is not what it should be.
     """
-    raise NotImplementedError
+    runs = {str(run.path): run for run in inputs.runs}
+    rows = runs_table(inputs.runs)
+    analysed = []
+    for row in rows:
+        analysed.append(_analyse_run(row, runs[row.directory]))
+        if progress is not None:
+            progress(len(analysed), len(rows))
+    times = {of.row.directory: of.server_times for of in analysed}
+    return Analyses(
+        runs=tuple(analysed),
+        predictions=attempt(lambda: predicted_runs(inputs)),
+        capacity=capacity_figures(rows),
+        pools=attempt(lambda: pool_ratios(rows, times)),
+        condensers=attempt(lambda: condenser_table(inputs.runs)),
+    )
+
+
+def _analyse_run(row: RunRow, run: Run) -> RunAnalyses:
+    return RunAnalyses(
+        row=row,
+        server_times=attempt(lambda: server_times(run)),
+        call_times=attempt(lambda: call_times(run)),
+        thresholds=attempt(lambda: thresholds(run)),
+        declined_reuse=attempt(lambda: declined_reuse(run)),
+        pressure=attempt(lambda: pressure_series(run)),
+        reuse_gap=attempt(lambda: reuse_gap(run)),
+        evicted_before_reuse=attempt(lambda: evicted_before_reuse(run)),
+        new_kv_reuse=attempt(lambda: new_kv_reuse(run)),
+    )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from efficient_lmcache.report.latency import ServerTimes
-from efficient_lmcache.report.runs import Absent
+from efficient_lmcache.report.runs import Absent, Unavailable
 from efficient_lmcache.report.table import RunRow
 
 
@@ -58,7 +58,7 @@ class PoolRatio:
 
 def capacity_figures(rows: Sequence[RunRow]) -> tuple[CapacityFigure, ...]:
     """One per trace with complete runs, in the order of the rows."""
-    raise NotImplementedError
+    return tuple(_figure(complete) for complete in _complete_by_trace(rows))
 
 
 def pool_ratios(rows: Sequence[RunRow], times: Mapping[str, ServerTimes | Absent]) -> tuple[PoolRatio, ...]:
@@ -67,4 +67,62 @@ def pool_ratios(rows: Sequence[RunRow], times: Mapping[str, ServerTimes | Absent
     Raises:
         Unavailable: no trace has complete recompute runs of two pools.
     """
-    raise NotImplementedError
+    ratios: list[PoolRatio] = []
+    for complete in _complete_by_trace(rows):
+        # Of a pool's repeats the first stands for it, as in the paper.
+        firsts = {row.active_pool: row for row in reversed(complete) if row.admission == "recompute"}
+        if len(firsts) > 1:
+            base = firsts[max(firsts)]
+            ratios += [_pool_ratio(firsts[pool], base, times) for pool in sorted(firsts, reverse=True)]
+    if not ratios:
+        raise Unavailable("no trace has complete recompute runs of two active pools")
+    return tuple(ratios)
+
+
+def _complete_by_trace(rows: Sequence[RunRow]) -> list[list[RunRow]]:
+    groups: dict[str | None, list[RunRow]] = {}
+    for row in rows:
+        if row.status == "complete":
+            groups.setdefault(row.trace_sha256, []).append(row)
+    return list(groups.values())
+
+
+def _figure(rows: Sequence[RunRow]) -> CapacityFigure:
+    groups: dict[tuple[str, int], list[RunRow]] = {}
+    for row in rows:
+        groups.setdefault((row.configuration, row.active_pool), []).append(row)
+    return CapacityFigure(
+        trace_name=rows[0].trace_name,
+        trace_sha256=rows[0].trace_sha256,
+        series=tuple(_series(group) for group in groups.values()),
+        working_set_gib_per_rank={
+            row.active_pool: row.working_set_gib_per_rank for row in rows if row.working_set_gib_per_rank is not None
+        },
+    )
+
+
+def _series(rows: Sequence[RunRow]) -> Series:
+    """Of a tier's repeats the first complete one is on the line, whatever its number."""
+    by_capacity = sorted(rows, key=lambda row: (row.host_gib_per_rank, row.repeat))
+    firsts = {row.host_gib_per_rank: row for row in reversed(by_capacity)}
+    line = tuple(row for row in by_capacity if row is firsts[row.host_gib_per_rank])
+    repeats = tuple(row for row in by_capacity if row is not firsts[row.host_gib_per_rank])
+    first = rows[0]
+    return Series(first.configuration, first.admission, first.connector, first.active_pool, line, repeats)
+
+
+def _pool_ratio(row: RunRow, base: RunRow, times: Mapping[str, ServerTimes | Absent]) -> PoolRatio:
+    waits = [times.get(of.directory) for of in (row, base)]
+    queues_s = [wait.queue_s if isinstance(wait, ServerTimes) else None for wait in waits]
+    return PoolRatio(
+        trace_name=row.trace_name,
+        active_pool=row.active_pool,
+        base_pool=base.active_pool,
+        makespan=_ratio(row.makespan_s, base.makespan_s),
+        computed_prefill=_ratio(row.computed_prefill_tokens, base.computed_prefill_tokens),
+        queue_delay=_ratio(*queues_s),
+    )
+
+
+def _ratio(value: float | None, base: float | None) -> float | None:
+    return value / base if value is not None and base else None

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 
-from efficient_lmcache.report.runs import Inputs
+from efficient_lmcache.report.runs import SWEEP_FILE, Inputs, ReportError, Sweep, Unavailable
+from efficient_lmcache.report.table import RunRow, runs_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +69,60 @@ def predicted_runs(inputs: Inputs) -> tuple[PredictedRun, ...]:
     Raises:
         Unavailable: there are none.
     """
-    raise NotImplementedError
+    rows = {Path(row.directory).resolve(): row for row in runs_table(inputs.runs)}
+    found = [predicted for sweep in inputs.sweeps for predicted in _predicted_runs(sweep, rows)]
+    if not found:
+        raise Unavailable("no sweep with predictions is among the inputs")
+    order = {row: place for place, row in enumerate(rows)}
+    return tuple(run for _, run in sorted(found, key=lambda pair: order.get(pair[0], len(order))))
+
+
+def _predicted_runs(sweep: Sweep, rows: dict[Path, RunRow]) -> Iterator[tuple[Path, PredictedRun]]:
+    predictions = sweep.record["predictions"]
+    for entry in sweep.record["runs"]:
+        if entry["prediction"] is None:
+            continue
+        path = (sweep.path / entry["directory"]).resolve()
+        try:
+            yield path, _predicted_run(sweep, entry, predictions[entry["prediction"]], rows.get(path))
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            file = sweep.path / SWEEP_FILE
+            raise ReportError(f"{file}: the prediction of {entry['name']} lacks or garbles a field: {error}") from error
+
+
+def _predicted_run(sweep: Sweep, entry: dict[str, Any], prediction: dict[str, Any], row: RunRow | None) -> PredictedRun:
+    complete = row is not None and row.status == "complete"
+    created_at, started_at = prediction["created_at"], entry["started_at"]
+
+    def held(quantity: str) -> Held:
+        measured = getattr(row, quantity) if complete else None
+        return held_against(quantity, prediction[quantity], measured)
+
+    return PredictedRun(
+        sweep=sweep.name,
+        run=entry["name"],
+        repeat=entry["repeat"],
+        status=entry["status"],
+        active_pool=prediction["active_pool"],
+        admission=prediction["admission"],
+        host_gib_per_rank=prediction["host_gib"],
+        gamma_h=row.gamma_h if row else None,
+        capacity_chunks=prediction["capacity_chunks"],
+        created_at=created_at,
+        started_at=started_at,
+        older=None if started_at is None else datetime.fromisoformat(created_at) <= datetime.fromisoformat(started_at),
+        computed=held("computed_prefill_tokens"),
+        restored=held("restored_tokens_per_rank"),
+    )
+
+
+def held_against(quantity: str, prediction: dict[str, int], measured: int | None) -> Held:
+    """A measurement against a predicted `expected`, `low` and `high`."""
+    expected, low, high = (prediction[name] for name in ("expected", "low", "high"))
+    inside = off = to_expected = None
+    if measured is not None:
+        nearest = min(max(measured, low), high)
+        inside = measured == nearest
+        off = measured / nearest - 1 if nearest else (0.0 if inside else None)
+        to_expected = measured / expected - 1 if expected else None
+    return Held(quantity, expected, low, high, measured, inside, off, to_expected)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from efficient_lmcache.report.runs import Run
 
 MOST_POINTS = 2000
@@ -40,4 +42,22 @@ class PressureSeries:
 
 def pressure_series(run: Run) -> PressureSeries:
     """Raises Unavailable without decisions."""
-    raise NotImplementedError
+    rows = run.decisions
+    declined = np.cumsum([not row["save"] for row in rows])
+    places = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_POINTS)).astype(int))
+    picked = [rows[place] for place in places]
+    estimates = [row["estimate"] for row in picked]
+    return PressureSeries(
+        decisions=len(rows),
+        time_s=tuple(row["now_s"] - rows[0]["now_s"] for row in picked),
+        working_set_to_capacity=tuple(
+            row["estimate"]["bytes"] / row["capacity_bytes"] if row["capacity_bytes"] else None for row in picked
+        ),
+        occupancy=tuple(row["occupancy"] for row in picked),
+        evicted_chunks=tuple(row["evicted_chunks"] for row in picked),
+        pressure=tuple(row["pressure"] for row in picked),
+        full_and_evicting=tuple(row["full_and_evicting"] for row in picked),
+        active_pool=tuple(estimate["active_pool"] for estimate in estimates),
+        mean_prompt_tokens=tuple(estimate["mean_prompt_tokens"] for estimate in estimates),
+        declined=tuple(int(declined[place]) for place in places),
+    )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -210,4 +211,66 @@ def read_inputs(paths: Sequence[Path], traces: Iterable[Path] = ()) -> Inputs:
         ReportError: a path with nothing to report on.
         RunDirectoryError: a run.json that cannot be read.
     """
-    raise NotImplementedError
+    runs: list[Run] = []
+    sweeps: list[Sweep] = []
+    for path in paths:
+        found = _read_path(path, tuple(traces))
+        runs += found.runs
+        sweeps += found.sweeps
+    unique = {run.path.resolve(): run for run in reversed(runs)}
+    if not unique:
+        raise ReportError("name at least one directory of `replay run` or `replay sweep`")
+    return Inputs(tuple(_with_repeats(list(reversed(unique.values())))), tuple(sweeps))
+
+
+def _read_path(path: Path, traces: tuple[Path, ...]) -> Inputs:
+    if (path / SWEEP_FILE).exists():
+        return _read_sweep(path, traces)
+    if (path / "run.json").exists():
+        return Inputs((_read_run(path, traces),))
+    if not path.is_dir():
+        raise ReportError(f"{path}: {'is not a directory' if path.exists() else 'no such directory'}")
+    held = [_read_path(child, traces) for child in sorted(path.iterdir()) if _holds_runs(child)]
+    if not held:
+        raise ReportError(f"{path}: holds neither run.json nor {SWEEP_FILE}, nor directories that do")
+    return Inputs(tuple(run for part in held for run in part.runs), tuple(s for part in held for s in part.sweeps))
+
+
+def _holds_runs(path: Path) -> bool:
+    return any((path / name).exists() for name in (SWEEP_FILE, "run.json"))
+
+
+def _read_run(path: Path, traces: tuple[Path, ...]) -> Run:
+    return Run(path, read_record(path), path.resolve().name, traces=traces)
+
+
+def _read_sweep(path: Path, traces: tuple[Path, ...]) -> Inputs:
+    """A sweep and those of its runs that have begun."""
+    file = path / SWEEP_FILE
+    try:
+        record = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ReportError(f"{file}: cannot be read ({error})") from error
+    schema = record.get("schema") if isinstance(record, dict) else None
+    if schema != SWEEP_SCHEMA:
+        raise ReportError(f"{file}: its schema is {schema!r}; only {SWEEP_SCHEMA!r} can be read")
+    sweep = Sweep(path, record)
+    try:
+        places = [(path / entry["directory"], str(entry["name"]), int(entry["repeat"])) for entry in record["runs"]]
+        # The trace's place is relative to the plan, which is not here; its name is.
+        traces = (*traces, path / str(record["trace"]["name"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ReportError(f"{file}: lacks or garbles a field of runs[] or trace: {error}") from error
+    begun = [place for place in places if (place[0] / "run.json").exists()]
+    return Inputs(tuple(Run(at, read_record(at), name, repeat, traces) for at, name, repeat in begun), (sweep,))
+
+
+def _with_repeats(runs: list[Run]) -> list[Run]:
+    """Runs that no sweep has counted get their number by configuration and starting time."""
+    seen: Counter[str] = Counter()
+    repeats: dict[Path, int] = {}
+    for run in sorted(runs, key=lambda run: str(run.record.get("started_at"))):
+        key = json.dumps({**run.options, "out": None, "trace": run.record["trace"]["sha256"]}, sort_keys=True)
+        seen[key] += 1
+        repeats[run.path] = max(run.repeat, seen[key])
+    return [replace(run, repeat=repeats[run.path]) for run in runs]

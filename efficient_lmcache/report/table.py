@@ -4,8 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from efficient_lmcache.replay.compare import compare
 from efficient_lmcache.report.runs import Run
+
+GIB = 1 << 30
+# As the paper names them, in its order.
+_CONFIGURATIONS = {
+    "recompute": "Recompute",
+    "none": "Offload",
+    "fixed": "Fixed write admission",
+    "conditioned": "Conditioned admission",
+}
+_COPIED = (
+    "admission",
+    "connector",
+    "active_pool",
+    "host_gib_per_rank",
+    "status",
+    "error",
+    "makespan_s",
+    "computed_prefill_tokens",
+    "restored_tokens_per_rank",
+    "stored_tokens_per_rank",
+    "preemptions",
+    "evicted_chunks_per_rank",
+    "dedup_chunks_per_rank",
+    "calls",
+    "outputs_exact",
+    "errors",
+    "skipped",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +103,64 @@ class RunRow:
 
 def runs_table(runs: Sequence[Run]) -> tuple[RunRow, ...]:
     """Large pools first, then recompute, offload, fixed and conditioned admission, small tiers first."""
-    raise NotImplementedError
+    groups: dict[object, list[Run]] = {}
+    for run in runs:
+        # Only runs of one trace compare; one whose trace could not be opened compares with none.
+        groups.setdefault(run.record["trace"]["sha256"] or run.path, []).append(run)
+    rows = [row for group in groups.values() for row in _rows_of_one_trace(group)]
+    return tuple(sorted(rows, key=_order))
+
+
+def _rows_of_one_trace(runs: Sequence[Run]) -> list[RunRow]:
+    compared = {row["run"]: row for row in compare([run.path for run in runs])}
+    return [_row(run, compared[str(run.path)]) for run in runs]
+
+
+def _row(run: Run, compared: dict[str, Any]) -> RunRow:
+    record, options = run.record, run.options
+    working_set, decisions = record["working_set"], record["decisions"]
+    working_set_bytes = working_set["bytes"]
+    kappa, theta = options.get("write_threshold_chunks"), options.get("occupancy_threshold")
+    return RunRow(
+        name=run.name,
+        directory=str(run.path),
+        configuration=_configuration(record["admission"], record["connector"], kappa, theta),
+        working_set_gib_per_rank=None if working_set_bytes is None else working_set_bytes / GIB,
+        gamma_h=working_set["gamma_h"],
+        gamma_g=working_set["gamma_g"],
+        write_threshold_chunks=kappa,
+        occupancy_threshold=theta,
+        repeat=run.repeat,
+        decisions=decisions["total"],
+        pressure=decisions["pressure"],
+        declined=decisions["declined"],
+        declined_chunks=decisions["declined_chunks"],
+        exact=record["status"] == "complete" and record["outputs_exact"] == record["calls"],
+        prefill_to_offload=compared["computed_prefill_tokens_to_offload"],
+        makespan_to_offload=compared["makespan_s_to_offload"],
+        trace_name=record["trace"]["name"],
+        trace_sha256=record["trace"]["sha256"],
+        **{name: record[name] for name in _COPIED},
+    )
+
+
+def _configuration(admission: str, connector: str, kappa: int | None, theta: float | None) -> str:
+    set_to = [f"κ = {kappa}"] if kappa is not None else []
+    set_to += [f"θ = {theta:g}"] if theta is not None else []
+    name = _CONFIGURATIONS[admission] + (", LMCache's connector" if connector == "lmcache" else "")
+    return ", ".join([name, *set_to])
+
+
+def _order(row: RunRow) -> tuple[Any, ...]:
+    kappa, theta = row.write_threshold_chunks, row.occupancy_threshold
+    return (
+        row.trace_name,
+        -row.active_pool,
+        list(_CONFIGURATIONS).index(row.admission),
+        row.connector,
+        -1 if kappa is None else kappa,
+        -1 if theta is None else theta,
+        row.host_gib_per_rank,
+        row.repeat,
+        row.name,
+    )

@@ -6,13 +6,22 @@ again. That says what another threshold would have decided on this stream, not w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from efficient_lmcache.core.admission import AdmissionParameters
+from efficient_lmcache.report.redecide import Facts, recorded_facts, recorded_parameters, redecide
 from efficient_lmcache.report.runs import Run
 
 WRITE_THRESHOLDS_CHUNKS = (2, 4, 8, 16, 32)
 OCCUPANCY_THRESHOLDS = tuple(round(0.80 + step / 100, 2) for step in range(21))
 NEW_CHUNK_BINS = ("0", "1", "2", "3–4", "5–8", "9–16", "17–32", "33–64", "65+")
+_NEW_CHUNK_EDGES = (0, 1, 2, 3, 5, 9, 17, 33, 65, float("inf"))
+_OCCUPANCY_EDGES = (0.0, *OCCUPANCY_THRESHOLDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,4 +93,65 @@ class Thresholds:
 
 def thresholds(run: Run) -> Thresholds:
     """Raises Unavailable without decisions."""
-    raise NotImplementedError
+    rows, facts, parameters = run.decisions, recorded_facts(run), recorded_parameters(run)
+    admission = run.record["admission"]
+    policy = "conditioned" if admission == "none" else admission
+    again = redecide(admission, parameters, facts)
+    new_chunks = np.array([row["new_full_chunks"] for row in rows])
+    refills = new_chunks[new_chunks > parameters.write_threshold_chunks]
+    occupancies = _occupancies_evicting(facts)
+    return Thresholds(
+        policy=policy,
+        decisions=len(rows),
+        reproduced=sum(
+            (decision.save, decision.outcome.value) == (row["save"], row["outcome"])
+            for decision, row in zip(again, rows, strict=True)
+        ),
+        write_threshold_chunks=parameters.write_threshold_chunks,
+        occupancy_threshold=parameters.occupancy_threshold,
+        new_chunks=_counts(new_chunks, _NEW_CHUNK_EDGES),
+        at_most_one_new_chunk=int((new_chunks <= 1).sum()),
+        median_refill_chunks=float(np.median(refills)) if len(refills) else None,
+        write_thresholds=_write_thresholds(policy, parameters, facts, int(new_chunks.sum())),
+        reports_evicting=len(occupancies),
+        occupancy_edges=_OCCUPANCY_EDGES,
+        occupancy_reports=_counts(occupancies, _OCCUPANCY_EDGES),
+        occupancy_lowest=float(occupancies.min()) if len(occupancies) else None,
+        occupancy_thresholds=_occupancy_thresholds(parameters, facts),
+    )
+
+
+def _write_thresholds(
+    policy: str, parameters: AdmissionParameters, facts: Sequence[Facts], new_chunks: int
+) -> tuple[WriteThreshold, ...]:
+    found = []
+    for kappa in sorted({*WRITE_THRESHOLDS_CHUNKS, parameters.write_threshold_chunks}):
+        decisions = redecide(policy, replace(parameters, write_threshold_chunks=kappa), facts)
+        declined = [decision.new_full_chunks for decision in decisions if not decision.save]
+        share = sum(declined) / new_chunks if new_chunks else None
+        found.append(WriteThreshold(kappa, len(declined), sum(declined), share))
+    return tuple(found)
+
+
+def _occupancy_thresholds(parameters: AdmissionParameters, facts: Sequence[Facts]) -> tuple[OccupancyThreshold, ...]:
+    def pressure(theta: float) -> npt.NDArray[np.bool_]:
+        decisions = redecide("conditioned", replace(parameters, occupancy_threshold=theta), facts)
+        return np.array([decision.pressure for decision in decisions])
+
+    recorded = pressure(parameters.occupancy_threshold)
+    found = []
+    for theta in OCCUPANCY_THRESHOLDS:
+        changed = pressure(theta)
+        differ = int((changed != recorded).sum())
+        found.append(OccupancyThreshold(theta, int(changed.sum()), differ, differ / len(facts)))
+    return tuple(found)
+
+
+def _occupancies_evicting(facts: Sequence[Facts]) -> npt.NDArray[np.float64]:
+    """Of the distinct reports with evictions; decisions that saw the same report have the same object."""
+    reports = {id(report): report for _, report, _ in facts if report is not None and report.evicted_chunks > 0}
+    return np.array([report.occupancy for report in reports.values()], np.float64)
+
+
+def _counts(values: npt.NDArray[Any], edges: Sequence[float]) -> tuple[int, ...]:
+    return tuple(int(count) for count in np.histogram(values, edges)[0])
