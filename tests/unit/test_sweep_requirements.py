@@ -6,6 +6,7 @@ query (columns and units as NVIDIA documents them); nothing else is faked.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -13,18 +14,11 @@ from typing import Any
 
 import pytest
 
-from efficient_lmcache.sweep.requirements import (
-    Gpu,
-    Machine,
-    Requirements,
-    RequirementsError,
-    check,
-    observe,
-    parse_requirements,
-)
+from efficient_lmcache.sweep.plan import PlanError, load_plan
+from efficient_lmcache.sweep.requirements import Gpu, Machine, Requirements, check, observe
 
 H20 = Gpu("NVIDIA H20", 95.6, 5, 16)
-PAPER = {"gpu": "H20", "gpus": 8, "host_memory_gib": 700, "link": "PCIe Gen5 x16"}
+PAPER = Requirements(gpu="H20", gpus=8, host_memory_gib=700, link="PCIe Gen5 x16")
 
 
 def machine(gpu: Gpu = H20, count: int = 8, **changed: Any) -> Machine:
@@ -45,12 +39,12 @@ def printing(*lines: str) -> str:
 
 
 def test_the_machine_of_the_plan_lacks_nothing() -> None:
-    assert check(parse_requirements(PAPER, "plan"), machine(), host_tier_gib=640, disk_gib=2) == []
+    assert check(PAPER, machine(), host_tier_gib=640, disk_gib=2) == []
 
 
 def test_everything_that_is_missing_is_said_at_once_with_what_is_there() -> None:
     other = machine(Gpu("NVIDIA H200", 140.4, 5, 16), 1, host_memory_gib=120.0, free_disk_gib=0.5)
-    assert check(parse_requirements(PAPER, "plan"), other, host_tier_gib=640, disk_gib=2) == [
+    assert check(PAPER, other, host_tier_gib=640, disk_gib=2) == [
         "needs 8 x H20; this machine has 1 x NVIDIA H200 (140 GiB)",
         "needs 700 GiB of host memory, 640 of them for host tiers; 120 GiB are available",
         "needs 2 GiB of disk; 0.5 GiB are free",
@@ -104,19 +98,21 @@ def test_host_tiers_need_memory_whatever_the_plan_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "message"),
+    ("requires", "message"),
     [
-        ({"gpu": "H20", "driver": 570}, "plan.yaml: requires has no field 'driver'; allowed: gpu, gpus, "),
-        ({"gpus": 0}, "plan.yaml: requires.gpus is 0; it must be an integer >= 1"),
-        ({"gpu": ""}, "plan.yaml: requires.gpu is ''; it must be a part of a device name"),
-        ({"host_memory_gib": "400"}, "plan.yaml: requires.host_memory_gib is '400'; it must be a number > 0"),
-        ({"link": "NVLink"}, "plan.yaml: requires.link is 'NVLink'; it must be PCIe Gen<generation>"),
-        (["H20"], "plan.yaml: requires is ['H20']; it must map gpu, gpus, "),
+        ({"gpu": "H20", "driver": 570}, "requires.driver is not a key of a plan; allowed there: gpu, gpus, "),
+        ({"gpus": 0}, "requires.gpus is 0: input should be greater than or equal to 1"),
+        ({"gpu": ""}, "requires.gpu is '': string should have at least 1 character"),
+        ({"host_memory_gib": "400"}, "requires.host_memory_gib is '400': input should be a valid number"),
+        ({"link": "NVLink"}, "requires.link: 'NVLink' is no link; allowed: PCIe Gen<generation>, "),
     ],
 )
-def test_bad_requirements_name_the_field_and_what_is_allowed(document: Any, message: str) -> None:
-    with pytest.raises(RequirementsError, match="^" + re.escape(message)):
-        parse_requirements(document, "plan.yaml")
+def test_bad_requirements_are_refused_with_the_plan(tmp_path: Path, requires: Any, message: str) -> None:
+    path = tmp_path / "plan.yaml"
+    runs = [{"admission": "recompute", "active_pool": 1}]
+    path.write_text(json.dumps({"name": "bad", "requires": requires, "runs": runs}))
+    with pytest.raises(PlanError, match="^" + re.escape(f"{path}: {message}")):
+        load_plan(path)
 
 
 def test_gpus_are_read_as_the_driver_lists_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
