@@ -218,7 +218,7 @@ def read_inputs(paths: Sequence[Path], traces: Iterable[Path] = ()) -> Inputs:
         runs += found.runs
         sweeps += found.sweeps
     unique = {run.path.resolve(): run for run in reversed(runs)}
-    if not unique:
+    if not unique and not sweeps:
         raise ReportError("name at least one directory of `replay run` or `replay sweep`")
     return Inputs(tuple(_with_repeats(list(reversed(unique.values())))), tuple(sweeps))
 
