@@ -15,6 +15,7 @@ from efficient_lmcache.replay.cli_trace import app as trace_app
 from efficient_lmcache.sizing.cli_lint import lint
 from efficient_lmcache.sizing.cli_plan import plan
 from efficient_lmcache.sizing.cli_profile import profile
+from efficient_lmcache.sweep.cli_sweep import sweep
 
 app = typer.Typer(
     name="efficient-lmcache",
@@ -26,6 +27,7 @@ app = typer.Typer(
 model_app = typer.Typer(help="Small random models for tests and demonstrations.", no_args_is_help=True)
 trace_app.command()(profile)
 trace_app.command()(lint)
+replay_app.command()(sweep)
 app.add_typer(trace_app, name="trace")
 app.add_typer(replay_app, name="replay")
 app.add_typer(model_app, name="model")

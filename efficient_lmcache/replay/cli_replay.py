@@ -62,6 +62,7 @@ def run_command(
         bool, typer.Option(help="Name each call's task to the connector; without, it infers the tasks.")
     ] = True,
     call_timeout_s: Annotated[float, typer.Option(help="A call without a response for so long fails.")] = 3600.0,
+    start_timeout_s: Annotated[float, typer.Option(help="The server must be ready within that time.")] = 900.0,
 ) -> None:
     """Start a fresh server with a cold cache, replay a trace, and write a run directory."""
     console = Console(stderr=True)
@@ -88,6 +89,7 @@ def run_command(
             prefix_caching=prefix_caching,
             label_tasks=label_tasks,
             call_timeout_s=call_timeout_s,
+            start_timeout_s=start_timeout_s,
         )
         record = run_replay(options, console)
     except (ReplayOptionError, RunDirectoryError, TraceError) as error:

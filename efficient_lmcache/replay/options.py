@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,19 @@ class RunOptions:
         # Without a connector vLLM warns of every label.
         label_tasks = self.label_tasks and self.has_tier
         return DriverOptions(self.active_pool, self.time_scale, label_tasks, self.call_timeout_s)
+
+    def command(self) -> list[str]:
+        """The command line that makes this run; defaults are left out."""
+        words = ["efficient-lmcache", "replay", "run"]
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value == each.default or (each.name == "host_gib" and not self.has_tier):
+                continue
+            if isinstance(value, bool):
+                words.append(option(each.name) if value else option(f"no_{each.name}"))
+            else:
+                words += [option(each.name), str(value)]
+        return words
 
     def to_json(self) -> dict[str, Any]:
         return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}

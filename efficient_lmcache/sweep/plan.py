@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from efficient_lmcache.replay.options import DEFAULT_BLOCK_TOKENS
+from efficient_lmcache.sweep.requirements import Requirements
 
 T = TypeVar("T")
 Count = Annotated[int, Field(ge=1)]
@@ -125,7 +126,7 @@ class Plan(_Section):
     name: Annotated[str, Field(min_length=1)]
     trace: Path | None = None
     model: Path | None = None
-    requires: dict[str, Any] | None = None
+    requires: Requirements | None = None
     server: ServerPlan = ServerPlan()
     replay: ReplayPlan = ReplayPlan()
     predict: PredictPlan = PredictPlan()
@@ -169,6 +170,7 @@ def _first_problem(error: ValidationError) -> str:
 
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
     sections: dict[int | str, type[BaseModel]] = {
+        "requires": Requirements,
         "server": ServerPlan,
         "replay": ReplayPlan,
         "predict": PredictPlan,

@@ -11,9 +11,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
+
+from efficient_lmcache.replay.server import ServerOptions
 
 METRICS = """# TYPE vllm:request_prefill_kv_computed_tokens histogram
 vllm:request_prefill_kv_computed_tokens_bucket{engine="0",le="+Inf"} %(calls)d
@@ -32,6 +36,15 @@ efficient_lmcache:evicted_chunks_total 0
 # TYPE efficient_lmcache:deduplicated_chunks counter
 efficient_lmcache:deduplicated_chunks_total 0
 """
+
+
+def fake_command(*faults: str) -> Callable[[ServerOptions, int], list[str]]:
+    """Starts it in a real one's place, as `run_replay` takes it."""
+
+    def command_of(_: ServerOptions, port: int) -> list[str]:
+        return [sys.executable, __file__, str(port), *[f"--fault={fault}" for fault in faults]]
+
+    return command_of
 
 
 class FakeServer:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_server import fake_command
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -22,10 +23,8 @@ from efficient_lmcache.replay.driver import ReplayOptionError
 from efficient_lmcache.replay.options import RunOptions
 from efficient_lmcache.replay.run import run_replay
 from efficient_lmcache.replay.rundir import RunDirectoryError, RunRecord
-from efficient_lmcache.replay.server import ServerOptions
 from efficient_lmcache.replay.trace import Call, Manifest, TraceReader, TraceWriter
 
-FAKE_SERVER = Path(__file__).with_name("fake_server.py")
 VOCAB_SIZE = 100
 SHAPE = {
     "vocab_size": VOCAB_SIZE,
@@ -35,13 +34,6 @@ SHAPE = {
     "head_dim": 8,
     "dtype": "bfloat16",
 }
-
-
-def fake_command(*faults: str) -> Any:
-    def command_of(_: ServerOptions, port: int) -> list[str]:
-        return [sys.executable, str(FAKE_SERVER), str(port), *[f"--fault={fault}" for fault in faults]]
-
-    return command_of
 
 
 @pytest.fixture
@@ -250,7 +242,7 @@ def start_run_that_hangs(model: Path, trace: Path) -> subprocess.Popen[bytes]:
 import sys
 from pathlib import Path
 from rich.console import Console
-sys.path.insert(0, {str(FAKE_SERVER.parent)!r})
+sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_driver_run import fake_command, options
 from efficient_lmcache.replay.run import run_replay
 run_options = options(Path({str(model)!r}), Path({str(trace)!r}), active_pool=1)

@@ -1,0 +1,208 @@
+"""Runs a sweep: what its plan asks for and no earlier attempt has finished, one fresh server after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from efficient_lmcache.replay.driver import ReplayOptionError
+from efficient_lmcache.replay.run import run_replay
+from efficient_lmcache.replay.rundir import RunDirectoryError, RunRecord, read_record
+from efficient_lmcache.replay.server import ServerOptions, serve_command
+from efficient_lmcache.replay.signals import interrupt, on_ending_signal
+from efficient_lmcache.sweep.estimate import Estimate, duration
+from efficient_lmcache.sweep.expand import PlannedRun, Subject, expand, read_subject
+from efficient_lmcache.sweep.plan import Plan, load_plan
+from efficient_lmcache.sweep.predictions import predict_runs
+from efficient_lmcache.sweep.requirements import check, observe
+from efficient_lmcache.sweep.state import SweepError, SweepRun, SweepState, load, now, only_sweep_in, save, sweep_file
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """What `replay sweep` is told; `trace` and `model` go before the plan's own."""
+
+    plan: Path
+    out: Path
+    resume: bool = False
+    trace: Path | None = None
+    model: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A plan made concrete, before anything ran."""
+
+    plan: Plan
+    subject: Subject
+    runs: list[PlannedRun]
+
+    def unmet(self, out: Path) -> list[str]:
+        """What the machine lacks, a sentence each."""
+        tiers_gib = max(run.options.host_gib * run.options.tensor_parallel for run in self.runs)
+        disk_gib = Estimate.of(self.runs, self.subject.trace.totals.calls).disk_bytes / _GIB
+        requires = self.plan.requires
+        return [] if requires is None else check(requires, observe(out), host_tier_gib=tiers_gib, disk_gib=disk_gib)
+
+
+def prepare(options: SweepOptions, closing: ExitStack) -> Prepared:
+    """Read plan, trace and model. `closing` closes the trace.
+
+    Raises:
+        PlanError, ReplayOptionError, TraceError: nothing has been created.
+    """
+    plan = load_plan(options.plan)
+    subject = read_subject(plan, options.trace, options.model)
+    closing.enter_context(subject.trace)
+    return Prepared(plan, subject, expand(plan, subject, options.out))
+
+
+def run_sweep(
+    options: SweepOptions, console: Console, command_of: Callable[[ServerOptions, int], list[str]] = serve_command
+) -> SweepState:
+    """Run what is left of the sweep; a run that fails does not stop the others. `command_of`: see `run_replay`.
+
+    Raises:
+        PlanError, ReplayOptionError, TraceError, SweepError: nothing was run.
+        KeyboardInterrupt: the run in progress is kept and counts as not run; `resume` goes on from there.
+    """
+    with ExitStack() as closing:
+        prepared = prepare(options, closing)
+        if unmet := prepared.unmet(options.out):
+            raise SweepError(f"{options.plan}: this machine does not meet `requires`:\n  " + "\n  ".join(unmet))
+        closing.enter_context(only_sweep_in(options.out))
+        closing.enter_context(on_ending_signal(interrupt))
+        state = _opened(options, prepared)
+        if not state.predictions:
+            predict_runs(state, prepared.plan, prepared.subject, prepared.runs)
+            save(state, options.out)
+        _run_all(options, prepared, state, console, command_of)
+        return state
+
+
+def new_state(prepared: Prepared) -> SweepState:
+    """The sweep before anything ran or was predicted."""
+    plan, trace = prepared.plan, prepared.subject.trace
+    return SweepState(
+        name=plan.name,
+        plan=plan.model_dump(mode="json"),
+        trace={"name": trace.path.name, "sha256": trace.sha256, **asdict(trace.totals)},
+        runs=[
+            SweepRun(run.name, f"runs/{run.name}", run.repeat, {**run.options.to_json(), "out": f"runs/{run.name}"})
+            for run in prepared.runs
+        ],
+    )
+
+
+def _opened(options: SweepOptions, prepared: Prepared) -> SweepState:
+    """The state on disk if there is one, brought up to date with what its runs say of themselves; else a new one."""
+    fresh = new_state(prepared)
+    if not sweep_file(options.out).exists():
+        return fresh
+    if not options.resume:
+        raise SweepError(f"{options.out}: holds a sweep already; --resume goes on with it, another --out begins anew")
+    state = load(options.out)
+    _require_same(state, fresh, options.out)
+    for run in state.runs:
+        _settle(run, options.out)
+    return state
+
+
+def _require_same(state: SweepState, fresh: SweepState, out: Path) -> None:
+    """Raises SweepError unless both are sweeps of one plan on one trace, wherever those files are now."""
+    if state.trace["sha256"] != fresh.trace["sha256"]:
+        raise SweepError(
+            f"{out}: was begun with the trace {state.trace['sha256'][:12]}…, not {fresh.trace['sha256'][:12]}…"
+        )
+    different = [key for key in fresh.plan if key not in ("trace", "model") and state.plan.get(key) != fresh.plan[key]]
+    if different:
+        raise SweepError(
+            f"{out}: was begun with another plan, which differs in {', '.join(different)}; name a new --out"
+        )
+
+
+def _settle(run: SweepRun, out: Path) -> None:
+    """Believe the run's own record, whatever the sweep was when it was written."""
+    if run.status == "pending":
+        return
+    try:
+        record = read_record(out / run.directory)
+    except RunDirectoryError:
+        run.status = "pending"
+        return
+    if record["status"] == "complete" and record["outputs_exact"] == record["calls"]:
+        run.status, run.error = "complete", None
+    else:
+        run.status = "pending"
+
+
+def _run_all(
+    options: SweepOptions,
+    prepared: Prepared,
+    state: SweepState,
+    console: Console,
+    command_of: Callable[[ServerOptions, int], list[str]],
+) -> None:
+    planned = {run.name: run for run in prepared.runs}
+    estimate = Estimate.of(prepared.runs, prepared.subject.trace.totals.calls, state)
+    done = len(state.runs) - len(state.unfinished)
+    opening = f"{state.name}: {len(state.runs)} runs, {done} of them done; {estimate.text(state)}"
+    console.print(opening, highlight=False, soft_wrap=True)
+    for number, run in enumerate(state.runs, 1):
+        if run not in state.unfinished:
+            continue
+        console.rule(f"{number}/{len(state.runs)} {run.name}")
+        _run_one(options, planned[run.name], run, state, console, command_of)
+        estimate.learn(run, state)
+        left = estimate.left_s(state)
+        said = f"; about {duration(left)} left" if left else ""
+        console.print(f"{run.name}: {run.status}{f' ({run.error})' if run.error else ''}{said}", highlight=False)
+
+
+def _run_one(
+    options: SweepOptions,
+    planned: PlannedRun,
+    run: SweepRun,
+    state: SweepState,
+    console: Console,
+    command_of: Callable[[ServerOptions, int], list[str]],
+) -> None:
+    run.attempts = _next_attempt(run, options.out)
+    run.directory = f"runs/{run.name}" + (f"-attempt{run.attempts}" if run.attempts > 1 else "")
+    run.status, run.error, run.started_at, run.finished_at = "running", None, now(), None
+    save(state, options.out)
+    try:
+        record = run_replay(replace(planned.options, out=options.out / run.directory), console, command_of)
+        run.status, run.error = _outcome(record)
+    except (ReplayOptionError, RunDirectoryError) as error:
+        run.status, run.error = "failed", str(error)
+    except KeyboardInterrupt:
+        run.status, run.error = "pending", "interrupted"
+        raise
+    finally:
+        run.finished_at = now()
+        save(state, options.out)
+    if run.status == "pending":
+        raise KeyboardInterrupt
+
+
+def _next_attempt(run: SweepRun, out: Path) -> int:
+    """Earlier attempts stay where they are, for whoever wants to know what went wrong."""
+    used = run.attempts > 0 and (out / run.directory).exists()
+    return run.attempts + 1 if used else max(1, run.attempts)
+
+
+def _outcome(record: RunRecord) -> tuple[str, str | None]:
+    if record.status == "interrupted":
+        return "pending", record.error
+    if record.status != "complete":
+        return "failed", record.error
+    if record.outputs_exact != record.calls:
+        return "failed", f"{record.calls - record.outputs_exact} of {record.calls} outputs are not exact"
+    return "complete", None
