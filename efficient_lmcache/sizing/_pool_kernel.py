@@ -44,8 +44,11 @@ def run(
     active_pool: int,
     slots: int,
     gpu_kv_tokens: int,
-) -> tuple[Ints, Floats]:
-    """Order and times of lookups. Events that fall together are served first come, first served."""
+) -> tuple[Ints, Floats, float]:
+    """Order and times of lookups, and when the last call is answered.
+
+    Events that fall together are served first come, first served.
+    """
     calls = len(prompt_tokens)
     order, lookup_s = np.empty(calls, np.int64), np.empty(calls, np.float64)
     unanswered = chain.session_calls.copy()
@@ -54,6 +57,7 @@ def run(
     pushed = sessions = min(active_pool, len(chain.session_first))
     events = [(0.0, 0, _ARRIVES, 0)]
     events.clear()
+    now_s = 0.0
     for session in range(sessions):
         first = chain.session_first[session]
         heapq.heappush(events, (chain.delay_s[first], session, _ARRIVES, first))
@@ -96,4 +100,4 @@ def run(
         served += 1
         heapq.heappush(events, (now_s + prefill_s[call], pushed, _COMPUTED, call))
         pushed += 1
-    return order, lookup_s
+    return order, lookup_s, now_s

@@ -82,10 +82,12 @@ class Schedule(NamedTuple):
     Attributes:
         order: int64 [calls]: entry i is the stream's call that is looked up as the i-th one.
         lookup_s: float64 [calls]: when, in seconds since the pool began; not decreasing.
+        makespan_s: when the last call is answered.
     """
 
     order: Ints
     lookup_s: Floats
+    makespan_s: float
 
 
 def interleave(references: References, model: PoolModel) -> list[Ints]:

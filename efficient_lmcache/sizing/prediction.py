@@ -1,16 +1,17 @@
 """Predict what a host tier leaves to compute, before anything runs (paper, Sections 3.2 and 5.4, Appendix C).
 
-A call's host coverage H follows from the distances of its chunks in the order in which the pool looks calls up; its
-GPU-resident prefix G likewise, from the GPU's blocks and K_G (Eq. 9). Computed prefill is what neither covers.
+Calls are taken in the order in which the pool looks them up. A call's host coverage H is what the simulated tier then
+holds of it (`policy_tier`); its GPU-resident prefix G follows from stack distances, from the GPU's blocks and K_G
+(Eq. 9). Computed prefill is what neither covers.
 
 The order itself depends on the coverage: what is computed takes time. So the interleaving is refined: the pool is
 simulated with the prefill that the previous order's coverage left, from both extremes, until the ends meet or the
-rounds are used up. The last rounds' mean is the expectation. The refined rounds span the prediction, together with the
-last ones promoted head first: LMCache inserts a prompt's chunks in that order, and real tiers lie between the two.
+rounds are used up. The last rounds' mean is the expectation, and all refined rounds span the prediction.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -19,16 +20,17 @@ import numpy as np
 from efficient_lmcache.core.coverage import covered_tokens_at
 from efficient_lmcache.core.references import Ints
 from efficient_lmcache.core.reuse import expired
-from efficient_lmcache.core.stackdistance import PromotionOrder
+from efficient_lmcache.sizing.policy_tier import Admission, serve, serve_admitted
 from efficient_lmcache.sizing.pool import Pool, PoolModel, Schedule, computed_extremes
 from efficient_lmcache.sizing.workload import Workload
 
 GIB = 1 << 30
+PLAIN_OFFLOAD = Admission("none")
 _REFINEMENTS = 3
 
 
 class Span(NamedTuple):
-    """An expectation and what it may range over, in tokens."""
+    """An expectation and what it may range over, in whole tokens or seconds."""
 
     expected: int
     low: int
@@ -43,12 +45,18 @@ class Prediction(NamedTuple):
         capacity_chunks: K_H.
         computed_prefill_tokens: prompt tokens that the engine computes.
         restored_tokens: prompt tokens copied from host to GPU, per rank.
+        stored_tokens: prompt tokens copied from GPU to host, per rank.
+        declined_calls: calls whose new KV the admission keeps out.
+        makespan_s: from the pool's start to its last answer; copies take no time in it.
     """
 
     host_gib: float
     capacity_chunks: int
     computed_prefill_tokens: Span
     restored_tokens: Span
+    stored_tokens: Span
+    declined_calls: Span
+    makespan_s: Span
 
 
 def predict(
@@ -87,12 +95,14 @@ def capacity_chunks(host_gib: float, chunk_tokens: int, bytes_per_token: int) ->
     return int(min(host_gib * GIB / (chunk_tokens * bytes_per_token), np.iinfo(np.int64).max // 2))
 
 
-class _Outcome(NamedTuple):
-    """One interleaving's totals in tokens, and every call's computed prefill in the stream's order."""
+class _Totals(NamedTuple):
+    """One interleaving's, under the names of `Prediction`."""
 
-    computed: int
-    restored: int
-    per_call: Ints
+    computed_prefill_tokens: int
+    restored_tokens: int
+    stored_tokens: int
+    declined_calls: int
+    makespan_s: float
 
 
 class Predictor:
@@ -125,44 +135,47 @@ class Predictor:
         """A tier per rank that holds every chunk of the workload."""
         return self._all_chunks * self._chunks.chunk_tokens * self._bytes_per_token / GIB
 
-    def predict(self, host_gib: float) -> Prediction:
-        """One capacity of the host tier, per rank."""
+    def predict(self, host_gib: float, admission: Admission = PLAIN_OFFLOAD) -> Prediction:
+        """One capacity of the host tier, per rank, under one write admission; recompute is a tier of 0 GiB."""
         capacity = capacity_chunks(host_gib, self._chunks.chunk_tokens, self._bytes_per_token)
-        refined: list[_Outcome] = []
-        last: list[_Outcome] = []
+        refined: list[_Totals] = []
+        last: list[_Totals] = []
         for rates in self._rates:
             for computed in self._extremes:
-                outcome = self._serve(self._pool.simulate(rates, computed), capacity)
+                _, per_call = self._serve(self._pool.simulate(rates, computed), capacity, admission)
                 for _ in range(_REFINEMENTS):
-                    before = outcome
-                    schedule = self._pool.simulate(rates, before.per_call)
-                    outcome = self._serve(schedule, capacity)
-                    refined.append(outcome)
-                    if np.array_equal(outcome.per_call, before.per_call):
+                    before = per_call
+                    totals, per_call = self._serve(self._pool.simulate(rates, before), capacity, admission)
+                    refined.append(totals)
+                    if np.array_equal(per_call, before):
                         break
-                last.append(outcome)
-                refined.append(self._serve(schedule, capacity, PromotionOrder.HEAD_FIRST))
-        return Prediction(
-            host_gib,
-            capacity,
-            _span([outcome.computed for outcome in refined], [outcome.computed for outcome in last]),
-            _span([outcome.restored for outcome in refined], [outcome.restored for outcome in last]),
-        )
+                last.append(totals)
+        spans = {
+            name: _span([getattr(totals, name) for totals in refined], [getattr(totals, name) for totals in last])
+            for name in _Totals._fields
+        }
+        return Prediction(host_gib, capacity, **spans)
 
-    def _serve(
-        self, schedule: Schedule, capacity: int, promotion: PromotionOrder = PromotionOrder.TAIL_FIRST
-    ) -> _Outcome:
+    def _serve(self, schedule: Schedule, capacity: int, admission: Admission) -> tuple[_Totals, Ints]:
+        """What becomes of one interleaving, and every call's computed prefill in the stream's order."""
         chunks = self._chunks.reordered(schedule.order)
         if self._ttl_s is not None:
             chunks = expired(chunks, schedule.lookup_s, self._ttl_s)
         gpu_tokens = self._gpu_resident(schedule.order)
+        if admission == PLAIN_OFFLOAD:
+            served = serve(chunks, capacity)
+        else:
+            served = serve_admitted(chunks, schedule.lookup_s, capacity, admission, self._bytes_per_token)
         # The last token of a prompt is always computed: its logits are what the call is for.
-        covered_tokens = covered_tokens_at(chunks, min(capacity, self._all_chunks), promotion)
-        host_tokens = np.minimum(covered_tokens, chunks.prompt_tokens - 1)
+        host_tokens = np.minimum(served.covered_tokens, chunks.prompt_tokens - 1)
         computed = chunks.prompt_tokens - np.maximum(host_tokens, gpu_tokens)
         per_call = np.empty_like(computed)
         per_call[schedule.order] = computed
-        return _Outcome(int(computed.sum()), int(np.maximum(host_tokens - gpu_tokens, 0).sum()), per_call)
+        restored = int(np.maximum(host_tokens - gpu_tokens, 0).sum())
+        totals = _Totals(
+            int(computed.sum()), restored, served.stored_tokens, served.declined_calls, schedule.makespan_s
+        )
+        return totals, per_call
 
     def _gpu_resident(self, order: Ints) -> Ints:
         """G of every call of an order, in whole blocks."""
@@ -175,5 +188,5 @@ class Predictor:
         return self._gpu_tokens[key]
 
 
-def _span(refined: list[int], last: list[int]) -> Span:
-    return Span(round(sum(last) / len(last)), min(refined), max(refined))
+def _span(refined: list[float], last: list[float]) -> Span:
+    return Span(round(sum(last) / len(last)), math.floor(min(refined)), math.ceil(max(refined)))
