@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from efficient_lmcache.replay.trace import TraceReader
@@ -49,13 +50,8 @@ def condenser_table(runs: Sequence[Run]) -> tuple[CondenserRow, ...]:
     Raises:
         Unavailable: no trace of theirs has a condense step.
     """
-    rows = []
-    for run in runs:
-        if run.record["status"] != "complete":
-            continue
-        row = attempt(lambda run=run: _row(run))  # type: ignore[misc]
-        if isinstance(row, CondenserRow):
-            rows.append(row)
+    complete = [run for run in runs if run.record["status"] == "complete"]
+    rows = [row for run in complete if isinstance(row := attempt(partial(_row, run)), CondenserRow)]
     if all(row.condenser == NO_CONDENSER for row in rows):
         raise Unavailable("no run whose trace can be read replays a trace with a condense step")
     return tuple(sorted(rows, key=lambda row: (row.condenser != NO_CONDENSER, row.condenser, row.run)))

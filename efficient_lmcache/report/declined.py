@@ -90,8 +90,11 @@ class _Stream:
 def _stream(trace: Path, chunk_tokens: int) -> _Stream:
     from efficient_lmcache.sizing.streams import open_stream
 
-    stream = open_stream(trace, chunk_tokens)
-    references = References.concatenate(stream)
+    try:
+        stream = open_stream(trace, chunk_tokens)
+        references = References.concatenate(stream)
+    except ValueError as error:
+        raise Unavailable(str(error)) from error
     places: dict[tuple[str, int], int] = {}
     calls: Counter[str] = Counter()
     for place, lane in enumerate(references.lane):

@@ -14,10 +14,10 @@ from efficient_lmcache.report.table import RunRow, runs_table
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One predicted quantity of one run, in tokens.
+    """One predicted quantity of one run.
 
     Attributes:
-        quantity: computed_prefill_tokens | restored_tokens_per_rank.
+        quantity: computed_prefill_tokens, restored_tokens_per_rank, stored_tokens_per_rank, makespan_s or declined.
         expected, low, high: the prediction.
         measured: None where the run did not complete.
         inside: low <= measured <= high.
@@ -27,10 +27,10 @@ class Held:
     """
 
     quantity: str
-    expected: int
-    low: int
-    high: int
-    measured: int | None
+    expected: float
+    low: float
+    high: float
+    measured: float | None
     inside: bool | None
     off: float | None
     to_expected: float | None
@@ -44,7 +44,8 @@ class PredictedRun:
         sweep, run: names.
         created_at: when the prediction was made; `older` says whether that was before the run started (None: not yet).
         capacity_chunks: K_H.
-        computed, restored: the two quantities.
+        computed, restored: the two quantities of the paper's tables.
+        stored, makespan, declined: what else a sweep predicts; None where it does not.
     """
 
     sweep: str
@@ -61,6 +62,9 @@ class PredictedRun:
     older: bool | None
     computed: Held
     restored: Held
+    stored: Held | None
+    makespan: Held | None
+    declined: Held | None
 
 
 def predicted_runs(inputs: Inputs) -> tuple[PredictedRun, ...]:
@@ -94,9 +98,12 @@ def _predicted_run(sweep: Sweep, entry: dict[str, Any], prediction: dict[str, An
     complete = row is not None and row.status == "complete"
     created_at, started_at = prediction["created_at"], entry["started_at"]
 
-    def held(quantity: str) -> Held:
+    def held(quantity: str, predicted: str | None = None) -> Held:
         measured = getattr(row, quantity) if complete else None
-        return held_against(quantity, prediction[quantity], measured)
+        return held_against(quantity, prediction[predicted or quantity], measured)
+
+    def held_if_predicted(quantity: str, predicted: str) -> Held | None:
+        return held(quantity, predicted) if predicted in prediction else None
 
     return PredictedRun(
         sweep=sweep.name,
@@ -113,10 +120,13 @@ def _predicted_run(sweep: Sweep, entry: dict[str, Any], prediction: dict[str, An
         older=None if started_at is None else datetime.fromisoformat(created_at) <= datetime.fromisoformat(started_at),
         computed=held("computed_prefill_tokens"),
         restored=held("restored_tokens_per_rank"),
+        stored=held_if_predicted("stored_tokens_per_rank", "stored_tokens_per_rank"),
+        makespan=held_if_predicted("makespan_s", "makespan_s"),
+        declined=held_if_predicted("declined", "declined_calls"),
     )
 
 
-def held_against(quantity: str, prediction: dict[str, int], measured: int | None) -> Held:
+def held_against(quantity: str, prediction: dict[str, float], measured: float | None) -> Held:
     """A measurement against a predicted `expected`, `low` and `high`."""
     expected, low, high = (prediction[name] for name in ("expected", "low", "high"))
     inside = off = to_expected = None

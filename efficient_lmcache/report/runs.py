@@ -16,6 +16,14 @@ from efficient_lmcache.replay.trace import TraceError, TraceReader
 
 SWEEP_FILE = "sweep.json"
 SWEEP_SCHEMA = "efficient-lmcache-sweep/1"
+_UNCOUNTED = 0
+# What the analyses read of each row.
+_DECISION_FIELDS = (
+    *("now_s", "save", "outcome", "pressure", "task", "prompt_tokens", "host_match_tokens", "new_full_chunks"),
+    *("write_threshold_chunks", "estimate", "capacity_bytes", "full_and_evicting", "occupancy", "evicted_chunks"),
+    "report_age_s",
+)
+_CALL_FIELDS = ("task", "call", "prompt_tokens", "status", "cached_tokens", "dispatched_s", "finished_s")
 
 T = TypeVar("T")
 
@@ -39,7 +47,7 @@ def attempt(analysis: Callable[[], T]) -> T | Absent:
     """The analysis' result, or why there is none."""
     try:
         return analysis()
-    except (Unavailable, ImportError) as error:
+    except (Unavailable, TraceError, ImportError) as error:
         return Absent(str(error))
 
 
@@ -89,7 +97,7 @@ class Run:
         Raises:
             Unavailable: the run has none: no connector of ours, or it ended too early.
         """
-        rows = json_lines(RunDirectory(self.path).decisions)
+        rows = json_lines(RunDirectory(self.path).decisions, _DECISION_FIELDS)
         if not rows:
             connector = self.record["connector"]
             raise Unavailable(
@@ -106,7 +114,7 @@ class Run:
         Raises:
             Unavailable: no call ended.
         """
-        rows = json_lines(RunDirectory(self.path).calls)
+        rows = json_lines(RunDirectory(self.path).calls, _CALL_FIELDS)
         if not rows:
             raise Unavailable("no call ended")
         return rows
@@ -149,11 +157,11 @@ class Run:
         raise Unavailable(f"the trace {named.name} is not where the run had it; name it with --trace")
 
 
-def json_lines(file: Path) -> list[dict[str, Any]]:
+def json_lines(file: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
     """The rows of a JSON Lines file, none for an absent one; a last line cut short by a kill is left out.
 
     Raises:
-        ReportError: a line that is not a JSON object.
+        ReportError: a line that is not a JSON object with these fields.
     """
     try:
         lines = file.read_text().splitlines(keepends=True)
@@ -171,6 +179,8 @@ def json_lines(file: Path) -> list[dict[str, Any]]:
             raise ReportError(f"{file}: line {number}: not JSON ({error})") from error
         if not isinstance(row, dict):
             raise ReportError(f"{file}: line {number}: {type(row).__name__}; it must be an object")
+        if missing := [name for name in fields if name not in row]:
+            raise ReportError(f"{file}: line {number}: lacks {', '.join(missing)}")
         rows.append(row)
     return rows
 
@@ -241,7 +251,7 @@ def _holds_runs(path: Path) -> bool:
 
 
 def _read_run(path: Path, traces: tuple[Path, ...]) -> Run:
-    return Run(path, read_record(path), path.resolve().name, traces=traces)
+    return Run(path, read_record(path), path.resolve().name, _UNCOUNTED, traces)
 
 
 def _read_sweep(path: Path, traces: tuple[Path, ...]) -> Inputs:
@@ -268,9 +278,10 @@ def _read_sweep(path: Path, traces: tuple[Path, ...]) -> Inputs:
 def _with_repeats(runs: list[Run]) -> list[Run]:
     """Runs that no sweep has counted get their number by configuration and starting time."""
     seen: Counter[str] = Counter()
-    repeats: dict[Path, int] = {}
+    repeats = {run.path: run.repeat for run in runs}
     for run in sorted(runs, key=lambda run: str(run.record.get("started_at"))):
-        key = json.dumps({**run.options, "out": None, "trace": run.record["trace"]["sha256"]}, sort_keys=True)
-        seen[key] += 1
-        repeats[run.path] = max(run.repeat, seen[key])
+        if run.repeat == _UNCOUNTED:
+            key = json.dumps({**run.options, "out": None, "trace": run.record["trace"]["sha256"]}, sort_keys=True)
+            seen[key] += 1
+            repeats[run.path] = seen[key]
     return [replace(run, repeat=repeats[run.path]) for run in runs]

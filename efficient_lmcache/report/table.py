@@ -17,6 +17,7 @@ _CONFIGURATIONS = {
     "fixed": "Fixed write admission",
     "conditioned": "Conditioned admission",
 }
+_COUNTED = ("pressure", "declined", "declined_chunks", "estimate_above", "full_and_evicting", "stale_reports")
 _COPIED = (
     "admission",
     "connector",
@@ -58,6 +59,7 @@ class RunRow:
         restored_tokens_per_rank, stored_tokens_per_rank: host to GPU ("retrieved"), GPU to host.
         evicted_chunks_per_rank, dedup_chunks_per_rank: evicted to make room; not copied because already there.
         decisions, pressure, declined, declined_chunks: admission decisions, and those chunks not written.
+        estimate_above, full_and_evicting, stale_reports: decisions by the factors of Eq. 10 (Appendix D's counters).
         calls, outputs_exact, errors, skipped: of the trace, and what came of them.
         exact: every call returned exactly the recorded tokens.
         prefill_to_offload, makespan_to_offload: ratios to the offload run of the same tier and pool.
@@ -90,6 +92,9 @@ class RunRow:
     pressure: int
     declined: int
     declined_chunks: int
+    estimate_above: int
+    full_and_evicting: int
+    stale_reports: int
     calls: int
     outputs_exact: int
     errors: int
@@ -132,9 +137,7 @@ def _row(run: Run, compared: dict[str, Any]) -> RunRow:
         occupancy_threshold=theta,
         repeat=run.repeat,
         decisions=decisions["total"],
-        pressure=decisions["pressure"],
-        declined=decisions["declined"],
-        declined_chunks=decisions["declined_chunks"],
+        **{name: decisions[name] for name in _COUNTED},
         exact=record["status"] == "complete" and record["outputs_exact"] == record["calls"],
         prefill_to_offload=compared["computed_prefill_tokens_to_offload"],
         makespan_to_offload=compared["makespan_s_to_offload"],

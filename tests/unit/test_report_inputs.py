@@ -34,6 +34,11 @@ def test_runs_are_found_by_their_own_path_their_parent_and_their_sweep(tmp_path:
     assert [of.name for of in found.sweeps] == ["small"]
 
 
+def test_a_sweep_of_which_nothing_ran_is_no_error(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "sweep", [{"name": "a", "directory": "runs/a"}], [])
+    assert analyse(read_inputs([sweep])).runs == ()
+
+
 def test_repeats_outside_of_a_sweep_are_numbered_by_starting_time(tmp_path: Path, trace: Path) -> None:
     for name, started_at in (("x", "2026-11-29T22:00:00+00:00"), ("y", "2026-11-29T21:00:00+00:00")):
         edit_record(make_run(tmp_path / "runs", name, trace, "none", 8).path, started_at=started_at)
@@ -128,7 +133,12 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"), [("{\n", "line 1: not JSON"), ("[1]\n", "line 1: list; it must be an object")]
+    ("line", "message"),
+    [
+        ("{\n", "line 1: not JSON"),
+        ("[1]\n", "line 1: list; it must be an object"),
+        ('{"task": "a", "call": 0}\n', "line 1: lacks prompt_tokens, status"),
+    ],
 )
 def test_a_damaged_line_is_named(line: str, message: str, tmp_path: Path, trace: Path) -> None:
     path = make_run(tmp_path, "a", trace, "none", 8).path

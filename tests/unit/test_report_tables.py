@@ -135,6 +135,7 @@ def test_predictions_stand_beside_their_runs_measured_or_not(tmp_path: Path, tra
     assert found["a"].computed.off == pytest.approx(0.05)
     assert found["a"].older is False
     assert found["a"].restored.inside is True
+    assert found["a"].makespan is None
     assert found["b"].older is True
     assert found["b"].computed.measured is found["c"].computed.inside is found["c"].older is None
 
@@ -143,6 +144,23 @@ def test_runs_without_a_sweep_have_no_predictions(tmp_path: Path, trace: Path) -
     inputs = read_inputs([make_run(tmp_path, "a", trace, "none", 8).path])
     with pytest.raises(Unavailable, match="no sweep"):
         predicted_runs(inputs)
+
+
+def test_what_else_a_sweep_predicts_is_held_against_its_run(tmp_path: Path, trace: Path) -> None:
+    sweep = tmp_path / "sweep"
+    path = make_run(sweep / "runs", "a", trace, "fixed", 8).path
+    record = json.loads((path / "run.json").read_text())
+    edit_record(path, makespan_s=33.0, stored_tokens_per_rank=7)
+    span = {"expected": 20, "low": 10, "high": 30}
+    others = prediction(makespan_s=span, stored_tokens_per_rank=span, declined_calls=span)
+    write_sweep(sweep, [{"name": "a", "directory": "runs/a", "prediction": 0}], [others])
+    (found,) = predicted_runs(read_inputs([sweep]))
+    assert found.makespan is not None
+    assert found.stored is not None
+    assert found.declined is not None
+    assert found.makespan.off == pytest.approx(0.1)
+    assert found.stored.off == pytest.approx(-0.3)
+    assert found.declined.measured == record["decisions"]["declined"] > 0
 
 
 def test_a_garbled_prediction_is_named(tmp_path: Path) -> None:
