@@ -12,6 +12,10 @@
     condensers      Table 13: what edits of the history do to reuse
     analyses        `analyse(inputs)`: all of these
 
+    lookups         which call a decision was taken for
+    prefixes        what a trace's calls share with the one before
+    redecide        the policies of `core.admission`, asked again
+
 Every result is a frozen dataclass of plain values (`to_json`). An analysis that a run's files do not allow is an
 `Absent` with its reason.
 """
