@@ -45,6 +45,9 @@ def run_command(
     occupancy_threshold: Annotated[
         float | None, typer.Option(help="theta: from this occupancy on the tier is full; the connector's if absent.")
     ] = None,
+    activity_window_s: Annotated[
+        float | None, typer.Option(help="A task is active, and an eviction counts, so long; the connector's if absent.")
+    ] = None,
     max_num_seqs: Annotated[int, typer.Option(help="Requests that vLLM runs at the same time.")] = 16,
     max_num_batched_tokens: Annotated[
         int | None,
@@ -81,6 +84,7 @@ def run_command(
             connector=connector,
             write_threshold_chunks=write_threshold_chunks,
             occupancy_threshold=occupancy_threshold,
+            activity_window_s=activity_window_s,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len_tokens=max_model_len_tokens,

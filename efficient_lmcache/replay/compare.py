@@ -14,6 +14,7 @@ FORMATS = ("table", "markdown", "json")
 _ADMISSION_ORDER = {"recompute": 0, "none": 1, "fixed": 2, "conditioned": 3}
 # What a comparison is about, where its files are, and what `_require_same_trace` and the tier's size check.
 _COMPARED_OPTIONS = (
+    "activity_window_s",
     "admission",
     "connector",
     "host_gib",

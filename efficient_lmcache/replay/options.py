@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ class RunOptions:
         block_tokens: tokens per block of the GPU's KV cache.
         connector: efficient (ours) | lmcache (LMCache's own, unmodified; admission none).
         write_threshold_chunks, occupancy_threshold: kappa and theta; None leaves them to the connector.
+        activity_window_s: for how long a task counts as active, and an eviction; None leaves it to the connector.
         max_num_seqs, max_num_batched_tokens: vLLM's limits per step.
         max_model_len_tokens: the server's context; None: as long as the trace's longest call.
         tensor_parallel: ranks.
@@ -57,6 +59,7 @@ class RunOptions:
     connector: str = "efficient"
     write_threshold_chunks: int | None = None
     occupancy_threshold: float | None = None
+    activity_window_s: float | None = None
     max_num_seqs: int = 16
     max_num_batched_tokens: int | None = None
     max_model_len_tokens: int | None = None
@@ -95,8 +98,8 @@ class RunOptions:
         self.driver  # noqa: B018 - checks its own options
 
     def _check_rule(self) -> None:
-        """kappa and theta."""
-        kappa, theta = self.write_threshold_chunks, self.occupancy_threshold
+        """kappa, theta and the window."""
+        kappa, theta, window_s = self.write_threshold_chunks, self.occupancy_threshold, self.activity_window_s
         for name, value, users in (
             ("write_threshold_chunks", kappa, ("fixed", "conditioned")),
             ("occupancy_threshold", theta, ("conditioned",)),
@@ -105,6 +108,8 @@ class RunOptions:
                 raise ReplayOptionError(f"{option(name)} is for admission {' or '.join(users)}, not {self.admission}")
         if kappa is not None and kappa < 0:
             raise ReplayOptionError(f"--write-threshold-chunks is {kappa}; it must be at least 0")
+        if window_s is not None and not 0 < window_s < math.inf:
+            raise ReplayOptionError(f"--activity-window-s is {window_s:g}; it must be a finite number > 0")
         if theta is not None and not 0 <= theta <= 1:
             raise ReplayOptionError(f"--occupancy-threshold is {theta:g}; it must be from 0 to 1")
 

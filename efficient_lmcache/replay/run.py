@@ -119,6 +119,7 @@ def server_options(
         max_num_batched_tokens=options.max_num_batched_tokens,
         write_threshold_chunks=options.write_threshold_chunks,
         occupancy_threshold=options.occupancy_threshold,
+        activity_window_s=options.activity_window_s,
         tensor_parallel=options.tensor_parallel,
         gpu_memory_utilization=options.gpu_memory_utilization,
         prefix_caching=options.prefix_caching,

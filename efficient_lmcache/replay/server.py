@@ -53,7 +53,7 @@ class ServerOptions:
         decision_log: file for the connector's decisions.
         metrics_dir: an empty directory in which the server's processes share their counters.
         compile_model: let vLLM compile the model.
-        write_threshold_chunks, occupancy_threshold: kappa and theta; None leaves them to the connector.
+        write_threshold_chunks, occupancy_threshold, activity_window_s: None leaves them to the connector.
         tensor_parallel: ranks.
         gpu_memory_utilization: share of each GPU's memory; None leaves it to vLLM.
         prefix_caching: whether vLLM looks for cached prefixes.
@@ -76,6 +76,7 @@ class ServerOptions:
     compile_model: bool = True
     write_threshold_chunks: int | None = None
     occupancy_threshold: float | None = None
+    activity_window_s: float | None = None
     tensor_parallel: int = 1
     gpu_memory_utilization: float | None = None
     prefix_caching: bool = True
@@ -124,6 +125,7 @@ def _kv_transfer_config(options: ServerOptions) -> dict[str, object] | None:
         "efficient.admission": options.admission,
         "efficient.write_threshold_chunks": options.write_threshold_chunks,
         "efficient.occupancy_threshold": options.occupancy_threshold,
+        "efficient.activity_window_s": options.activity_window_s,
         "efficient.decision_log": str(options.decision_log),
     }
     return {

@@ -36,11 +36,13 @@ class Admission:
         name: `none`, `fixed` or `conditioned`.
         write_threshold_chunks: kappa.
         occupancy_threshold: theta.
+        activity_window_s: a task is active, and an eviction counts, for so many seconds.
     """
 
     name: str = "none"
     write_threshold_chunks: int = 8
     occupancy_threshold: float = 0.95
+    activity_window_s: float = 60.0
 
     def __post_init__(self) -> None:
         if self.name not in ADMISSIONS:
@@ -59,6 +61,7 @@ class Admission:
             configured_capacity_bytes=capacity_chunks * chunk_tokens * bytes_per_token,
             write_threshold_chunks=self.write_threshold_chunks,
             occupancy_threshold=self.occupancy_threshold,
+            activity_window_s=self.activity_window_s,
         )
         return ADMISSIONS[self.name](parameters)
 
@@ -136,7 +139,7 @@ def serve_admitted(
         return Served(matched, 0, 0)
     tier = HostTier(capacity_chunks, _chunks(references))
     policy = admission.policy(chunk_tokens, bytes_per_token, capacity_chunks)
-    reports = _Reports(tier, chunk_tokens, bytes_per_token)
+    reports = _Reports(tier, chunk_tokens, bytes_per_token, admission.activity_window_s)
     stored = declined = 0
     per_call = (references.session, references.prompt_tokens, references.lookup_chunks, lookup_s)
     for call, (task, prompt_tokens, looked_up, now_s) in enumerate(
@@ -159,8 +162,8 @@ def serve_admitted(
 class _Reports:
     """Tier reports as the first worker publishes them: one a second, with the evictions of the last minute."""
 
-    def __init__(self, tier: HostTier, chunk_tokens: int, bytes_per_token: int) -> None:
-        self.evictions = EvictionWindow()
+    def __init__(self, tier: HostTier, chunk_tokens: int, bytes_per_token: int, window_s: float) -> None:
+        self.evictions = EvictionWindow(window_s)
         self._tier = tier
         self._chunk_tokens = chunk_tokens
         self._chunk_bytes = chunk_tokens * bytes_per_token

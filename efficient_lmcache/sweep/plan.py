@@ -48,6 +48,7 @@ class ServerPlan(_Section):
     max_model_len_tokens: Count | None = None
     tensor_parallel: Count = 1
     gpu_memory_utilization: Share | None = None
+    activity_window_s: Positive | None = None
     start_timeout_s: Positive = 900.0
 
     @model_validator(mode="after")

@@ -80,7 +80,7 @@ def _predict(predictor: Any, options: RunOptions) -> dict[str, Any]:
 
     thresholds = {
         name: value
-        for name in ("write_threshold_chunks", "occupancy_threshold")
+        for name in ("write_threshold_chunks", "occupancy_threshold", "activity_window_s")
         if (value := getattr(options, name)) is not None
     }
     admission = Admission("none" if options.admission == "recompute" else options.admission, **thresholds)

@@ -313,6 +313,7 @@ def test_a_killed_run_leaves_no_server_behind(model: Path, trace: Path) -> None:
             {"admission": "conditioned", "host_gib": 1.0, "occupancy_threshold": 2.0},
             "--occupancy-threshold is 2; it must be from 0 to 1",
         ),
+        ({"activity_window_s": 0}, "--activity-window-s is 0; it must be a finite number > 0"),
         ({"gpu_kv_tokens": 0}, "--gpu-kv-tokens is 0; it must be at least 1"),
         ({"active_pool": 0}, "--active-pool is 0; it must be at least 1"),
         ({"call_timeout_s": float("inf")}, "--call-timeout-s is inf; it must be a finite number > 0"),

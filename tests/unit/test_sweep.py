@@ -196,6 +196,7 @@ def test_a_printed_command_means_the_run_it_was_printed_for(plan: Path, monkeypa
         block_tokens=16,
         write_threshold_chunks=4,
         occupancy_threshold=0.9,
+        activity_window_s=6.0,
         max_num_seqs=4,
         max_num_batched_tokens=512,
         max_model_len_tokens=4096,
