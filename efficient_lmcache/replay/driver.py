@@ -1,29 +1,38 @@
 """The closed loop: A slots take the trace's tasks in order, and every task's calls follow one another.
 
 A call becomes eligible once the task's previous response has arrived and the recorded interval (times `time_scale`)
-has passed. Prompts are the recorded ones, outputs are forced to the recorded ones (`forced_output`) and compared token
-by token. A call that gets no output fails, and the task's later calls are skipped: they would meet a cache that the
-recorded task never saw. Everything that happened to a call is one `CallRow`.
+has passed; a task's first call once its slot has read the task. By then its request is encoded. Prompts are the
+recorded ones, outputs are forced to the recorded ones (`forced_output`) and compared token by token. A call that gets
+no output fails, and the task's later calls are skipped: they would meet a cache that the recorded task never saw.
+Everything that happened to a call is one `CallRow`.
+
+At any moment an agent holds its task's record, its current prompt and the one before it (4 bytes a
+token each) and one encoded request (about 6 bytes a token): what a thousand agents need is a thousand times that.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+import orjson
 
 from efficient_lmcache.replay.protocol import FORCED_TOKENS_KEY, TASK_ID_KEY
 from efficient_lmcache.replay.spelling import option
-from efficient_lmcache.replay.trace import Call, TaskInfo, TraceReader
+from efficient_lmcache.replay.trace import Call, TraceReader
 
 _HEALTH_TIMEOUT_S = 30.0
+_START_INTERVAL_S = 0.005  # between two slots' starts: longer than reading a task and sending its first call
 _ERROR_TEXT_LENGTH = 500
+_JSON = {"Content-Type": "application/json"}
 
 
 class ReplayOptionError(ValueError):
@@ -70,7 +79,8 @@ class CallRow:
         exact: every recorded output token came back, and no other.
         first_mismatch: position of the first wrong, missing or surplus token of an answered call.
         cached_tokens: prompt tokens that the server did not compute, where it reports them.
-        eligible_s, dispatched_s, finished_s: None for what did not happen.
+        eligible_s, dispatched_s, finished_s: when the agent would have sent it, when its body was handed to the open
+            connection, when the whole response had arrived; None for what did not happen.
     """
 
     task: str
@@ -148,19 +158,32 @@ class Driver:
             ServerLost: the server stopped answering.
             TraceError: the trace is damaged.
         """
-        waiting = iter(range(len(self._trace.tasks)))
         # One connection per call: a server may close an idle kept-alive one just as the next call is sent on it.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         timeout = aiohttp.ClientTimeout(total=self._options.call_timeout_s)
-        async with aiohttp.ClientSession(self._base_url, connector=connector, timeout=timeout) as session:
-            self._start_s = time.monotonic()
-            slots = [asyncio.create_task(self._slot(waiting, session)) for _ in range(self._slots)]
-            try:
-                await asyncio.gather(*slots)
-            finally:
-                for slot in slots:
-                    slot.cancel()
-                await asyncio.gather(*slots, return_exceptions=True)
+        tracing = aiohttp.TraceConfig()
+        tracing.on_request_chunk_sent.append(self._on_body_sent)
+        session = aiohttp.ClientSession(
+            self._base_url,
+            connector=connector,
+            timeout=timeout,
+            trace_configs=[tracing],
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        with _rare_garbage_collections():
+            async with session:
+                await self._replay_all(session)
+
+    async def _replay_all(self, session: aiohttp.ClientSession) -> None:
+        waiting = iter(range(len(self._trace.tasks)))
+        self._start_s = time.monotonic()
+        slots = [asyncio.create_task(self._slot(number, waiting, session)) for number in range(self._slots)]
+        try:
+            await asyncio.gather(*slots)
+        finally:
+            for slot in slots:
+                slot.cancel()
+            await asyncio.gather(*slots, return_exceptions=True)
 
     @property
     def _slots(self) -> int:
@@ -170,49 +193,62 @@ class Driver:
     def _now_s(self) -> float:
         return time.monotonic() - self._start_s
 
-    async def _slot(self, waiting: Iterator[int], session: aiohttp.ClientSession) -> None:
+    async def _on_body_sent(self, _: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+        dispatches_s: list[float] = context.trace_request_ctx
+        dispatches_s.append(self._now_s())
+
+    async def _slot(self, number: int, waiting: Iterator[int], session: aiohttp.ClientSession) -> None:
+        # All at once, the first of a thousand would not send its call before the last has read its task.
+        await asyncio.sleep(number * _START_INTERVAL_S)
         for task_index in waiting:
             await self._replay_task(task_index, session)
 
     async def _replay_task(self, task_index: int, session: aiohttp.ClientSession) -> None:
         task = self._trace.tasks[task_index]
-        ready_s = self._now_s()
+        label = task.task_id if self._options.label_tasks else None
+        ready_s: float | None = None
         failed = False
         for number, call in enumerate(self._trace.calls(task_index)):
             row = CallRow(task.task_id, number, len(call.prompt_tokens), len(call.output_tokens), "skipped")
             if failed:
                 self._on_row(row)
                 continue
-            eligible_s = ready_s + call.interval_s * self._options.time_scale
+            body = encode_request(call, label)
+            eligible_s = (self._now_s() if ready_s is None else ready_s) + call.interval_s * self._options.time_scale
             await asyncio.sleep(eligible_s - self._now_s())
-            row = await self._send(replace(row, eligible_s=eligible_s), task, call, session)
-            ready_s = self._now_s()
+            row = await self._send(replace(row, eligible_s=eligible_s), body, call, session)
+            ready_s = row.finished_s
             self._on_row(row)
             if row.status == "answered":
+                assert ready_s is not None
                 self._last_answer_s = ready_s
             else:
                 failed = True
                 await self._require_server(session, row)
 
-    async def _send(self, row: CallRow, task: TaskInfo, call: Call, session: aiohttp.ClientSession) -> CallRow:
-        body = json.dumps(request_body(call, task.task_id if self._options.label_tasks else None))
-        row = replace(row, dispatched_s=self._now_s())
-        http_status = None
+    async def _send(self, row: CallRow, body: bytes, call: Call, session: aiohttp.ClientSession) -> CallRow:
+        http_status: int | None = None
+        dispatches_s: list[float] = []
+
+        def ended() -> CallRow:
+            dispatched_s = dispatches_s[0] if dispatches_s else None
+            return replace(row, http_status=http_status, dispatched_s=dispatched_s, finished_s=self._now_s())
+
         try:
             async with session.post(
-                "/v1/completions", data=body, headers={"Content-Type": "application/json"}
+                "/v1/completions", data=body, headers=_JSON, trace_request_ctx=dispatches_s
             ) as response:
                 http_status = response.status
-                text = await response.text()
-            outcome = _outcome(http_status, text, call)
+                answer = await response.read()
+            row = ended()
         except asyncio.CancelledError:
-            self._on_row(replace(row, status="cancelled", finished_s=self._now_s()))
+            self._on_row(replace(ended(), status="cancelled"))
             raise
         except asyncio.TimeoutError:
-            outcome = {"status": "failed", "error": f"no response within {self._options.call_timeout_s:g} s"}
+            return replace(ended(), status="failed", error=f"no response within {self._options.call_timeout_s:g} s")
         except aiohttp.ClientError as error:
-            outcome = {"status": "failed", "error": f"{type(error).__name__}: {error}"}
-        return replace(row, http_status=http_status, finished_s=self._now_s(), **outcome)
+            return replace(ended(), status="failed", error=f"{type(error).__name__}: {error}")
+        return replace(row, **_outcome(http_status, answer, call))
 
     async def _require_server(self, session: aiohttp.ClientSession, row: CallRow) -> None:
         """After a failed call: was it the call, or is the server gone?"""
@@ -230,33 +266,48 @@ class Driver:
         raise ServerLost(f"{where} ({state})")
 
 
-def request_body(call: Call, task_id: str | None) -> dict[str, Any]:
-    """The completion request of one recorded call, labelled with its task if `task_id` is given."""
-    recorded = call.output_tokens.tolist()
+@contextmanager
+def _rare_garbage_collections() -> Iterator[None]:
+    """A thousand agents' calls in flight are so many live objects that a collection takes tens of milliseconds.
+
+    By default there is one every few calls; now one per ten thousand, since a call leaves a handful of small objects.
+    """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100_000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+def encode_request(call: Call, task_id: str | None) -> bytes:
+    """The JSON of one recorded call's completion request, labelled with its task if `task_id` is given."""
     label = {} if task_id is None else {"kv_transfer_params": {TASK_ID_KEY: task_id}}
-    return {
-        "prompt": call.prompt_tokens.tolist(),
-        "max_tokens": len(recorded),
+    request = {
+        "prompt": call.prompt_tokens,
+        "max_tokens": len(call.output_tokens),
         "temperature": 0,
         "ignore_eos": True,
         "return_token_ids": True,
-        "vllm_xargs": {FORCED_TOKENS_KEY: recorded},
+        "vllm_xargs": {FORCED_TOKENS_KEY: call.output_tokens},
         **label,
     }
+    # A twentieth of json's time; a mean prompt of the paper would hold up all other agents for milliseconds.
+    return orjson.dumps(request, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _outcome(http_status: int, text: str, call: Call) -> dict[str, Any]:
+def _outcome(http_status: int, answer: bytes, call: Call) -> dict[str, Any]:
     """The fields of a row that a response decides."""
+    shown = answer.decode(errors="replace")[:_ERROR_TEXT_LENGTH]
     if http_status != 200:
-        return {"status": "failed", "error": text[:_ERROR_TEXT_LENGTH]}
+        return {"status": "failed", "error": shown}
     try:
-        response = json.loads(text)
+        response = orjson.loads(answer)
         returned = response["choices"][0]["token_ids"]
         usage = response["usage"]
         details = usage.get("prompt_tokens_details") or {}
         served_prompt_tokens = usage["prompt_tokens"]
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        shown = text[:_ERROR_TEXT_LENGTH]
         return {"status": "failed", "error": f"not a completion with token ids ({type(error).__name__}): {shown}"}
     if served_prompt_tokens != len(call.prompt_tokens):
         return {"status": "failed", "error": f"the server counted {served_prompt_tokens} prompt tokens"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from efficient_lmcache.replay.driver import (
     Tally,
     first_mismatch,
 )
+from efficient_lmcache.replay.server import free_port
 from efficient_lmcache.replay.trace import Call, Manifest, TraceReader, TraceWriter
 
 OUTPUT_TOKENS = 4
@@ -90,6 +92,33 @@ async def test_a_task_waits_for_its_response_and_then_its_scaled_interval(make_t
         assert row.dispatched_s is not None
         assert row.eligible_s >= previous.finished_s + 0.05
         assert row.dispatched_s >= row.eligible_s
+
+
+async def test_a_call_counts_as_sent_only_once_a_connection_takes_its_body(make_trace: Callable[..., Path]) -> None:
+    rows: list[CallRow] = []
+    with TraceReader(make_trace(tasks=1, calls=1)) as trace, pytest.raises(ServerLost):
+        await Driver(trace, f"http://127.0.0.1:{free_port()}", DriverOptions(1), rows.append).run()
+    (row,) = rows
+    assert row.status == "failed"
+    assert row.eligible_s is not None
+    assert row.dispatched_s is None
+
+
+async def test_hundreds_of_agents_are_all_served_and_each_in_its_order(make_trace: Callable[..., Path]) -> None:
+    server = FakeServer({})
+    rows = await replay(make_trace(tasks=300, calls=2), server, active_pool=300)
+    assert len(rows) == 600
+    assert all(row.exact for row in rows)
+    for task in range(300):
+        times = [(r.eligible_s, r.dispatched_s, r.finished_s) for r in rows if r.task == f"task-{task}"]
+        flat = [time_s for of_call in times for time_s in of_call]
+        assert flat == sorted(flat, key=lambda time_s: time_s or 0.0)
+
+
+async def test_a_replay_leaves_the_processs_garbage_collection_as_it_was(make_trace: Callable[..., Path]) -> None:
+    before = gc.get_threshold()
+    await replay(make_trace(tasks=1, calls=1), FakeServer({}))
+    assert gc.get_threshold() == before
 
 
 async def test_unlabelled_calls_do_not_name_their_task(make_trace: Callable[..., Path]) -> None:
