@@ -5,7 +5,7 @@
     python benchmarks/compare_prediction.py prediction.json --trace T --runs RUN... [--gpu-block-tokens 128]
 
 The last column separates the two halves of the model: it is what the cache model says of the *measured* order of
-lookups, promoted tail first and head first, so that only the rest of a miss is the pool model's.
+lookups, so that only the rest of a miss is the pool model's.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 
 from efficient_lmcache.core.coverage import covered_tokens_at
 from efficient_lmcache.core.references import Ints
-from efficient_lmcache.core.stackdistance import PromotionOrder
 from efficient_lmcache.replay.trace import TraceReader
+from efficient_lmcache.sizing.policy_tier import serve
 from efficient_lmcache.sizing.prediction import capacity_chunks
 from efficient_lmcache.sizing.workload import Workload, open_workload
 
@@ -54,7 +54,7 @@ def _run(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "run.json").read_text())
 
 
-def _print_row(run: dict[str, Any], row: dict[str, Any], in_order: list[int]) -> None:
+def _print_row(run: dict[str, Any], row: dict[str, Any], in_order: int) -> None:
     computed, restored = run["computed_prefill_tokens"], run["restored_tokens_per_rank"]
     low, high = row["computed_prefill_tokens_range"]
     verdict = "inside" if low <= computed <= high else f"{computed / row['computed_prefill_tokens'] - 1:+.1%}"
@@ -67,13 +67,13 @@ def _print_row(run: dict[str, Any], row: dict[str, Any], in_order: list[int]) ->
         verdict,
         _range(row, "restored_tokens"),
         _millions(restored),
-        " – ".join(_millions(tokens) for tokens in dict.fromkeys(in_order)),
+        _millions(in_order),
     ]
     print("| " + " | ".join(cells) + " |")
 
 
-def _in_measured_order(directory: Path, run: dict[str, Any], arguments: argparse.Namespace) -> list[int]:
-    """Computed prefill of the cache model in the order of the run's lookups, tail first and head first."""
+def _in_measured_order(directory: Path, run: dict[str, Any], arguments: argparse.Namespace) -> int:
+    """Computed prefill of the cache model in the order of the run's lookups."""
     options = run["options"]
     workload = _workload(arguments.trace, options["chunk_tokens"], arguments.gpu_block_tokens)
     order = _order(directory, arguments.trace, workload)
@@ -83,10 +83,8 @@ def _in_measured_order(directory: Path, run: dict[str, Any], arguments: argparse
     last = chunks.prompt_tokens - 1
     gpu = covered_tokens_at(blocks, options["gpu_kv_tokens"] // blocks.chunk_tokens)
     gpu = np.minimum(gpu, last // blocks.chunk_tokens * blocks.chunk_tokens)
-    return [
-        int((chunks.prompt_tokens - np.maximum(np.minimum(covered_tokens_at(chunks, capacity, way), last), gpu)).sum())
-        for way in PromotionOrder
-    ]
+    host = np.minimum(serve(chunks, capacity).covered_tokens, last)
+    return int((chunks.prompt_tokens - np.maximum(host, gpu)).sum())
 
 
 @cache
