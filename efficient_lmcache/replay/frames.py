@@ -40,9 +40,9 @@ def preamble() -> bytes:
     return _PREAMBLE.pack(MAGIC, VERSION)
 
 
-def pack_frame(record: Any) -> bytes:
-    """One record (anything msgpack can carry) as a length-prefixed, checked, compressed frame."""
-    payload = zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL).compress(msgpack.packb(record))
+def pack_frame(record: Any, level: int = _COMPRESSION_LEVEL) -> bytes:
+    """One record (anything msgpack can carry) as a length-prefixed, checked frame, compressed at a zstd level."""
+    payload = zstandard.ZstdCompressor(level=level).compress(msgpack.packb(record))
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 

@@ -1,0 +1,47 @@
+"""Lists of token ids inside JSON text, found, cut out and decoded without parsing the JSON around them.
+
+A prompt's ids are hundreds of kilobytes of JSON that a client did not ask for; a parser would take longer over them
+than a proxy may add. A key followed by a colon cannot be part of a JSON string, where its quotes would be escaped.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import numpy as np
+
+from efficient_lmcache.replay.trace import MAX_VOCAB_SIZE, Tokens
+
+_ID_LIST_BYTES = b"0123456789, \t\r\n"
+
+
+def cut_ids(text: bytes, key: str, replacement: bytes = b"null", start: int = 0) -> tuple[bytes, bytes | None]:
+    """`text` with the first list under `key` from `start` on replaced, and the inside of that list.
+
+    The text as it is, and None, where there is no such list or it holds anything but non-negative integers.
+    """
+    match = _key_pattern(key).search(text, start)
+    if match is None:
+        return text, None
+    end = text.find(b"]", match.end())
+    inside = text[match.end() + 1 : end]
+    if end < 0 or inside.translate(None, _ID_LIST_BYTES):
+        return text, None
+    return text[: match.end()] + replacement + text[end + 1 :], inside
+
+
+def parse_ids(inside: bytes) -> Tokens:
+    """uint32 [n], n >= 0: the ids of what `cut_ids` cut out. ValueError for an id that no trace can hold."""
+    if not inside.strip():
+        return np.empty(0, np.uint32)
+    ids = np.fromstring(inside, np.int64, sep=",")
+    if ids.max() >= MAX_VOCAB_SIZE:
+        raise ValueError(f"token id {ids.max()} is not below {MAX_VOCAB_SIZE}")
+    return ids.astype(np.uint32)
+
+
+@lru_cache
+def _key_pattern(key: str) -> re.Pattern[bytes]:
+    """Matches up to the opening bracket of the list under `key`."""
+    return re.compile(rb'"' + re.escape(key.encode()) + rb'"\s*:\s*(?=\[)')

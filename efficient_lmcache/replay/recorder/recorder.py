@@ -1,0 +1,252 @@
+"""What happens to calls, written down: times, tasks, lanes, ids. The proxy's memory of a recording."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from efficient_lmcache.replay.recorder.journal import (
+    CallRecord,
+    FailedRecord,
+    Header,
+    Journal,
+    JournalError,
+    JournalReader,
+    Record,
+    UnrecordedRecord,
+    journal_path,
+)
+from efficient_lmcache.replay.recorder.lanes import Lanes
+from efficient_lmcache.replay.recorder.privacy import KEY_BYTES, Pseudonyms
+from efficient_lmcache.replay.recorder.tasks import INFERRED, LABELLED, InferredTasks
+from efficient_lmcache.replay.trace import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOptions:
+    """What a recording is told.
+
+    Attributes:
+        out: the trace; its journal and, in private mode, its key lie beside it until it is complete.
+        vocab_size: ids are below it; None: the highest recorded id decides.
+        tokenizer: the model's name for the trace's manifest, if known.
+        private: replace ids and tasks' names by pseudonyms.
+    """
+
+    out: Path
+    vocab_size: int | None = None
+    tokenizer: str | None = None
+    private: bool = False
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the journal holds. Reasons of failed and unrecorded calls are counted one by one."""
+
+    calls: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    unrecorded: Counter[str] = field(default_factory=Counter)
+
+    def add(self, record: Record) -> None:
+        if isinstance(record, CallRecord):
+            self.calls += 1
+        elif isinstance(record, FailedRecord):
+            self.failed[record.reason] += 1
+        else:
+            self.unrecorded[record.reason] += 1
+
+
+class Recorder:
+    """Opens a recording, or goes on with the journal that an earlier process left.
+
+    Raises:
+        JournalError: a journal of other options, of another process, or damaged; a private one without its key.
+    """
+
+    def __init__(self, options: RecordOptions, say: Callable[[str], None] = lambda _: None) -> None:
+        self.tally = Tally()
+        self._say = say
+        self._lanes = Lanes()
+        self._tasks = InferredTasks()
+        path = journal_path(options.out)
+        header = Header(options.vocab_size, options.tokenizer, options.private, time.time())
+        continued = path.exists() and path.stat().st_size > 0
+        if continued:
+            header = _agreed_header(path, header)
+        self._vocab_size = header.vocab_size
+        self._pseudonyms = None
+        if header.private:
+            assert header.vocab_size is not None
+            self._pseudonyms = Pseudonyms(_secret_key(key_path(options.out), continued), header.vocab_size)
+        self._journal = Journal(path, header)
+        if continued:
+            self._continue(path)
+        self._monotonic_offset_s = time.time() - header.started_at - time.monotonic()
+
+    def now_s(self) -> float:
+        """Seconds since the recording began, over restarts; within one process it never goes back."""
+        return self._monotonic_offset_s + time.monotonic()
+
+    def begin(self, task: str | None = None, salt: str | None = None) -> LiveCall:
+        """A call has arrived; `task` is its client's name for its task."""
+        if task is not None:
+            task = LABELLED + (task if self._pseudonyms is None else self._pseudonyms.name(task))
+        return LiveCall(self, self.now_s(), task, salt)
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def _continue(self, path: Path) -> None:
+        with JournalReader(path) as reader:
+            for _, record in reader.records():
+                self.tally.add(record)
+                if isinstance(record, CallRecord):
+                    self._recall(record, path, reader.header.private)
+            if reader.torn_bytes:
+                self._journal.drop_tail(reader.torn_bytes)
+                self._say(f"{path}: dropped a last record that was cut off ({reader.torn_bytes} bytes)")
+        self._say(f"{path}: going on after {self.tally.calls} calls")
+
+    def _recall(self, record: CallRecord, path: Path, private: bool) -> None:
+        tokens = extend(self._lanes.last(record.task, record.lane), record, path)
+        self._lanes.remember(record.task, record.lane, record.end_s, tokens)
+        if record.task.startswith(INFERRED):
+            # Pseudonyms do not show how prompts end, which the inference compares.
+            prompt = None if private else tokens[: len(tokens) - len(record.output) // 4]
+            self._tasks.recall(record.task, prompt)
+
+    def _task_of(self, prompt: Tokens, salt: str | None) -> str:
+        return self._tasks.assign(prompt, salt)
+
+    def _prepare(self, prompt: Tokens, task: str) -> None:
+        """Pseudonyms of what a prompt adds cost time, which a stream leaves while the model works."""
+        if self._pseudonyms is not None:
+            with contextlib.suppress(ValueError):
+                self._shown(prompt, task)
+
+    def _shown(self, tokens: Tokens, task: str) -> Tokens:
+        """What may be written down of a call's tokens. ValueError for an id outside the vocabulary."""
+        if self._vocab_size is not None and len(tokens) and int(tokens.max()) >= self._vocab_size:
+            raise ValueError("a token id outside --vocab-size")
+        return tokens if self._pseudonyms is None else self._pseudonyms.replace(tokens, task)
+
+    def _finish(self, task: str, start_s: float, prompt: Tokens, output: Tokens) -> None:
+        tokens = self._shown(np.concatenate((prompt, output)), task)
+        lane, keep = self._lanes.place(task, start_s, tokens[: len(prompt)])
+        end_s = max(self.now_s(), start_s)
+        added, answer = tokens[keep : len(prompt)], tokens[len(prompt) :]
+        self._write(CallRecord(task, lane, start_s, end_s, keep, _packed(added), _packed(answer)))
+        self._lanes.remember(task, lane, end_s, tokens)
+
+    def _write(self, record: Record) -> None:
+        try:
+            self._journal.append(record)
+        except OSError as error:
+            # The agents must go on even if their recording cannot.
+            reason = f"the journal cannot be written: {error.strerror}"
+            self._say(f"{self._journal.path}: {reason}")
+            self.tally.unrecorded[reason] += 1
+            raise _NotWritten from error
+        self.tally.add(record)
+
+
+class LiveCall:
+    """One call in flight. The first of `finish`, `fail` and `leave_out` decides what becomes of it."""
+
+    def __init__(self, recorder: Recorder, start_s: float, task: str | None, salt: str | None) -> None:
+        self._recorder = recorder
+        self._start_s = start_s
+        self._task = task
+        self._salt = salt
+        self._ended = False
+
+    def know_prompt(self, prompt: Tokens) -> None:
+        """The prompt has been seen; what can be done with it before the output is there."""
+        if self._task is None:
+            self._task = self._recorder._task_of(prompt, self._salt)
+        self._recorder._prepare(prompt, self._task)
+
+    def finish(self, prompt: Tokens, output: Tokens) -> None:
+        """It was answered, with exactly these ids (uint32 [n] and [m], n, m >= 1); written when this returns."""
+        if self._ended:
+            return
+        try:
+            if self._task is None:
+                self.know_prompt(prompt)
+            assert self._task is not None
+            self._recorder._finish(self._task, self._start_s, prompt, output)
+        except ValueError as error:
+            self.leave_out(str(error))
+        except _NotWritten:
+            pass
+        self._ended = True
+
+    def fail(self, reason: str) -> None:
+        """It was not answered; its time becomes part of the interval to the task's next call."""
+        self._end(FailedRecord, reason)
+
+    def leave_out(self, reason: str) -> None:
+        """It was answered, but its exact ids are not known."""
+        self._end(UnrecordedRecord, reason)
+
+    def _end(self, kind: type[FailedRecord] | type[UnrecordedRecord], reason: str) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        with contextlib.suppress(_NotWritten):
+            self._recorder._write(kind(self._task, self._start_s, self._recorder.now_s(), reason))
+
+
+class _NotWritten(Exception):
+    """A record that is not in the journal, as has been said."""
+
+
+def extend(known: Tokens, record: CallRecord, path: Path) -> Tokens:
+    """uint32 [n + m]: a call's prompt and output, from those of its lane's last call."""
+    if record.keep > len(known):
+        raise JournalError(
+            f"{path}: a call of {record.task!r} keeps {record.keep} of the {len(known)} tokens before it"
+        )
+    return np.concatenate((known[: record.keep], *(np.frombuffer(ids, "<u4") for ids in (record.added, record.output))))
+
+
+def key_path(out: Path) -> Path:
+    return out.with_name(out.name + ".key")
+
+
+def _packed(tokens: Tokens) -> bytes:
+    return tokens.astype("<u4").tobytes()
+
+
+def _agreed_header(path: Path, asked: Header) -> Header:
+    with JournalReader(path) as reader:
+        header = reader.header
+    for name, option in (("vocab_size", "--vocab-size or --model"), ("private", "--private")):
+        if getattr(header, name) != getattr(asked, name):
+            raise JournalError(
+                f"{path}: was begun with {name}={getattr(header, name)}, not {getattr(asked, name)}; repeat {option} "
+                "as then, or finish it with --finish"
+            )
+    return header
+
+
+def _secret_key(path: Path, continued: bool) -> bytes:
+    """A new key in a file that only its owner can read, or that of the journal that is continued."""
+    if not continued:
+        key = secrets.token_bytes(KEY_BYTES)
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(key)
+        return key
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise JournalError(f"{path}: the private journal's key cannot be read: {error.strerror}") from error

@@ -1,0 +1,158 @@
+"""Where vLLM's answers carry token ids, and the answers as they would be without them.
+
+chat completions   the prompt's in `prompt_token_ids` of the answer or of the stream's first chunk, the output's in
+                   `choices[0].token_ids`, in a stream piece by piece
+completions        the same, but the prompt's in `choices[0].prompt_token_ids`
+responses          as raw messages: `input_messages[0].tokens` and `output_messages[0].tokens` of the answer or of the
+                   stream's last event
+
+Without being asked, vLLM writes each of these fields as null where they would have been, so null is what a client gets
+for them. In a chat stream it then also leaves out the chunks that carry nothing but ids.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from efficient_lmcache.replay.recorder.ids import cut_ids, parse_ids
+from efficient_lmcache.replay.recorder.request import RESPONSES
+from efficient_lmcache.replay.trace import Tokens
+
+_ERROR_TEXT_LENGTH = 200
+_DECODER = json.JSONDecoder()
+_RAW_MESSAGES = ("input_messages", "output_messages")
+
+
+@dataclass(slots=True)
+class Answer:
+    """What has been seen of one call's answer; feed it JSON texts (a body, or a stream's events) with `take`.
+
+    Attributes:
+        path: the request's.
+        strip: `take` returns texts without ids.
+        prompt: uint32 [n]; None until the answer has shown it.
+        finished: the model ended its output by itself or at the length asked for.
+        error: what the server says went wrong.
+        obstacle: why the ids are not those of one prompt and one output.
+    """
+
+    path: str
+    strip: bool
+    prompt: Tokens | None = None
+    finished: bool = False
+    error: str | None = None
+    obstacle: str | None = None
+    _outputs: list[bytes] = field(default_factory=list)
+    _usage: dict[str, Any] | None = None
+
+    def take(self, text: bytes) -> bytes | None:
+        """Read one JSON text; returns what the client gets of it, None if that is nothing at all."""
+        return self._take_response(text) if self.path == RESPONSES else self._take_choice(text)
+
+    def output(self) -> Tokens:
+        """uint32 [m]: the output's ids so far."""
+        return np.concatenate([np.empty(0, np.uint32), *map(parse_ids, self._outputs)])
+
+    def missing(self, output: Tokens) -> str | None:
+        """Why prompt and output are not known exactly; None if they are."""
+        if self.obstacle is not None:
+            return self.obstacle
+        if self.prompt is None:
+            return "the server returned no prompt ids"
+        if not len(output) or not len(self.prompt):
+            return "the server returned no output ids"
+        counts = self._usage or {}
+        for names, ids in (
+            (("prompt_tokens", "input_tokens"), self.prompt),
+            (("completion_tokens", "output_tokens"), output),
+        ):
+            counted = next((counts[name] for name in names if counts.get(name)), len(ids))
+            if counted != len(ids):
+                return "the server's ids are not as many as the tokens it counted"
+        return None
+
+    def _take_choice(self, text: bytes) -> bytes | None:
+        light, prompt = cut_ids(text, "prompt_token_ids")
+        light, output = cut_ids(light, "token_ids")
+        fields = _object(light)
+        if fields is None:
+            return text
+        if prompt is not None:
+            self.prompt = parse_ids(prompt)
+        if output is not None:
+            self._outputs.append(output)
+        self._note(fields)
+        choices = fields.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+        reason = choice.get("finish_reason")
+        if reason in ("error", "abort"):
+            self.error = f"finish reason {reason!r}"
+        self.finished |= reason is not None
+        only_ids = choice.get("delta") == {} and reason is None and choice.get("logprobs") is None
+        if not self.strip:
+            return text
+        return None if only_ids and output is not None else light
+
+    def _take_response(self, text: bytes) -> bytes:
+        start = text.rfind(b'"input_messages"')
+        # Only events about the response as a whole have the field, and failures.
+        if start < 0:
+            if b'"error"' in text:
+                self._note(_object(text) or {})
+            return text
+        tail, lists = text[start:], []
+        while True:
+            tail, ids = cut_ids(tail, "tokens")
+            if ids is None:
+                break
+            lists.append(ids)
+        light = text[:start] + tail
+        for key in _RAW_MESSAGES:
+            light, messages = _cut_value(light, key)
+            if messages and not (len(messages) == 1 and messages[0].get("type") == "raw_message_tokens"):
+                self.obstacle = "a response of several generations or without raw tokens"
+        fields = _object(light) or {}
+        response = fields.get("response") or fields
+        self._note(response)
+        status = response.get("status")
+        self.finished |= status in ("completed", "incomplete")
+        if status in ("failed", "cancelled"):
+            self.error = f"status {status!r}"
+        if len(lists) == len(_RAW_MESSAGES) and self.obstacle is None:
+            self.prompt, self._outputs = parse_ids(lists[0]), [lists[1]]
+        return light if self.strip else text
+
+    def _note(self, fields: dict[str, Any]) -> None:
+        if fields.get("error"):
+            self.error = str(fields["error"])[:_ERROR_TEXT_LENGTH]
+        usage = fields.get("usage")
+        if isinstance(usage, dict):
+            self._usage = usage
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def _cut_value(text: bytes, key: str) -> tuple[bytes, Any]:
+    """`text` with the last value under `key` replaced by null, and that value (None if there is none)."""
+    start = text.rfind(b'"%s"' % key.encode())
+    colon = text.find(b":", start)
+    if start < 0 or colon < 0:
+        return text, None
+    rest = text[colon + 1 :].decode()
+    stripped = rest.lstrip()
+    try:
+        value, end = _DECODER.raw_decode(stripped)
+    except ValueError:
+        return text, None
+    space = rest[: len(rest) - len(stripped)]
+    return text[: colon + 1] + (space + "null" + stripped[end:]).encode(), value

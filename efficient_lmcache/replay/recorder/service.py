@@ -1,0 +1,103 @@
+"""A recording from its first call to its trace: the proxy served until a signal ends it, then the trace built."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from rich.console import Console
+
+from efficient_lmcache.replay.progress_bar import progress_bar
+from efficient_lmcache.replay.recorder.finish import write_trace
+from efficient_lmcache.replay.recorder.journal import JournalError, journal_path
+from efficient_lmcache.replay.recorder.proxy import Proxy
+from efficient_lmcache.replay.recorder.recorder import Recorder, RecordOptions, Tally
+from efficient_lmcache.replay.signals import on_ending_signal
+
+_GRACE_S = 5.0  # that calls in flight have to end by themselves
+
+
+class RecordOptionError(ValueError):
+    """An option that no recording can be made with."""
+
+
+def check_output(out: Path, force: bool) -> None:
+    """A trace that is there is replaced only if asked for; the journal beside it is never in the way."""
+    if not out.parent.is_dir():
+        raise RecordOptionError(f"--out {out}: there is no directory {out.parent}; make it first")
+    if out.is_dir():
+        raise RecordOptionError(f"--out {out}: is a directory; name a file")
+    if out.exists() and not force:
+        raise RecordOptionError(f"{out}: exists already; name another file or pass --force")
+
+
+def check_upstream(upstream: str) -> None:
+    parts = urlsplit(upstream)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+        raise RecordOptionError(f"--upstream {upstream!r}: must be a URL like http://HOST:PORT")
+    if parts.path.rstrip("/").endswith("/v1"):
+        raise RecordOptionError(f"--upstream {upstream!r}: without the /v1, which comes with each request")
+
+
+def listen_address(listen: str) -> tuple[str, int]:
+    """HOST and PORT of "HOST:PORT"; port 0 lets the system choose one."""
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise RecordOptionError(f"--listen {listen!r}: must be HOST:PORT, with a port from 0 to 65535")
+    return host.strip("[]"), int(port)
+
+
+def record(upstream: str, listen: str, options: RecordOptions, console: Console) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP. Raises JournalError, or OSError for an address that is in use."""
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True)
+
+    recorder = Recorder(options, say)
+    with contextlib.closing(recorder):
+        asyncio.run(_serve(upstream, listen_address(listen), recorder, console))
+
+
+async def _serve(upstream: str, address: tuple[str, int], recorder: Recorder, console: Console) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    with console.status("recording") as status:
+        proxy = Proxy(upstream, recorder, lambda: status.update(progress_text(recorder.tally)))
+        runner = web.AppRunner(
+            proxy.application(), access_log=None, handler_cancellation=True, shutdown_timeout=_GRACE_S
+        )
+        await runner.setup()
+        try:
+            with on_ending_signal(lambda: loop.call_soon_threadsafe(stop.set)):
+                await web.TCPSite(runner, *address).start()
+                host, port = runner.addresses[0][:2]
+                console.print(f"recording http://{host}:{port} -> {upstream}; Ctrl-C ends it", highlight=False)
+                await stop.wait()
+        finally:
+            await runner.cleanup()
+
+
+def progress_text(tally: Tally) -> str:
+    """How far a recording is, on one line."""
+    return (
+        f"recording: {tally.calls} calls, {sum(tally.failed.values())} failed, "
+        f"{sum(tally.unrecorded.values())} not recorded"
+    )
+
+
+def finish(out: Path, console: Console) -> bool:
+    """Build the trace from its journal, and say what is in it; False if no call was recorded."""
+    journal = journal_path(out)
+    try:
+        with progress_bar("writing", "tasks") as progress:
+            tally = write_trace(out, progress)
+    except (JournalError, OSError) as error:
+        raise RecordOptionError(f"{error}; {journal.name} is kept, `record --finish` makes the trace of it") from error
+    for kind, reasons in (("failed or were aborted", tally.failed), ("are not recorded", tally.unrecorded)):
+        for reason, count in reasons.most_common():
+            console.print(f"{count} calls {kind}: {reason}", highlight=False, soft_wrap=True)
+    if not tally.calls:
+        console.print("no call was recorded, so there is no trace", highlight=False)
+    return tally.calls > 0
