@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from efficient_lmcache.replay.describe import describe
-from efficient_lmcache.replay.importers import IMPORTERS
+from efficient_lmcache.replay.importers.formats import IMPORTERS
+from efficient_lmcache.replay.importers.importing import AUTO, import_recording
 from efficient_lmcache.replay.progress_bar import progress_bar
 from efficient_lmcache.replay.synthesize import Workload
 from efficient_lmcache.replay.synthesize import synthesize as write_synthetic
@@ -33,25 +34,31 @@ Force = Annotated[bool, typer.Option("--force", help="Replace an existing output
 
 @app.command("import")
 def import_(
-    source: Annotated[
-        Path, typer.Argument(metavar="SRC", help="A *.jsonl[.gz], a *.traj.json or a directory of them.")
-    ],
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="A recording: a file, plain or gzip, or a directory.")],
     out: Out,
-    tokenizer: Annotated[str, typer.Option(help="tekken, bpe:VOCAB or a Hugging Face tokenizer's directory.")],
-    format_: Annotated[str, typer.Option("--format", help=f"One of: {', '.join(IMPORTERS)}.")] = "mini-swe-agent",
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="For recordings of text: tekken, bpe:VOCAB or a Hugging Face tokenizer's directory."),
+    ] = None,
+    format_: Annotated[str, typer.Option("--format", help=f"{AUTO}, {', '.join(IMPORTERS)}.")] = AUTO,
     tasks: Annotated[int | None, typer.Option(help="How many tasks to sample; all by default.")] = None,
     seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
-    vocab: Annotated[int | None, typer.Option(help="Fold token ids into so many, for a model with fewer.")] = None,
+    vocab: Annotated[int | None, typer.Option(help="Token ids are below it; text's are folded into so many.")] = None,
     force: Force = False,
 ) -> None:
-    """Make a trace of recorded agent trajectories."""
+    """Make a trace of recorded agents or requests."""
     with _user_errors():
-        if format_ not in IMPORTERS:
-            raise TraceError(f"--format {format_!r} is unknown; allowed are {', '.join(IMPORTERS)}")
         _check_output(out, force)
         with progress_bar("importing", "tasks") as progress:
-            IMPORTERS[format_](
-                source, out, tokenizer=tokenizer, tasks=tasks, seed=seed, vocab_size=vocab, progress=progress
+            import_recording(
+                source,
+                out,
+                format_=format_,
+                tokenizer=tokenizer,
+                tasks=tasks,
+                seed=seed,
+                vocab_size=vocab,
+                progress=progress,
             )
         _say_written(out)
 

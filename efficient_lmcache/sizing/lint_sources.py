@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from efficient_lmcache.replay import trace
+from efficient_lmcache.replay.importers.records import RecordError, RecordingError
 from efficient_lmcache.replay.tokenizers import ALLOWED, Tokenizer, load_tokenizer
 from efficient_lmcache.sizing.lint import Report, lint_calls
 from efficient_lmcache.sizing.lint_break import Call
 from efficient_lmcache.sizing.readers.lookup_log import LookupLog
 from efficient_lmcache.sizing.readers.mooncake import MooncakeRequests
-from efficient_lmcache.sizing.readers.records import RecordError, RecordingError
 from efficient_lmcache.sizing.readers.tokens import TokenRecording
 from efficient_lmcache.sizing.readers.trace_v1 import TraceV1
 from efficient_lmcache.sizing.readers.trajectories import TextRecording

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from efficient_lmcache.core.references import References
 from efficient_lmcache.replay.frames import MAGIC
-from efficient_lmcache.sizing.readers import records
+from efficient_lmcache.replay.importers import records
+from efficient_lmcache.replay.importers.formats import directory_format, first_object, named_format, record_format
+from efficient_lmcache.replay.importers.records import Progress, RecordError, RecordingError
+from efficient_lmcache.replay.importers.weka_files import block_tokens as weka_block_tokens
 from efficient_lmcache.sizing.readers.lookup_log import FILES as LOG_FILES
 from efficient_lmcache.sizing.readers.lookup_log import LookupLog, log_files
 from efficient_lmcache.sizing.readers.mooncake import BLOCK_TOKENS as MOONCAKE_BLOCK_TOKENS
 from efficient_lmcache.sizing.readers.mooncake import MooncakeRequests
-from efficient_lmcache.sizing.readers.openhands import OpenHandsCompletions, OpenHandsHistories, completion_folders
+from efficient_lmcache.sizing.readers.openhands import OpenHandsCompletions, OpenHandsHistories
 from efficient_lmcache.sizing.readers.recording import SharedTokens
-from efficient_lmcache.sizing.readers.records import Progress, RecordError, RecordingError
 from efficient_lmcache.sizing.readers.trace_v1 import TraceV1
-from efficient_lmcache.sizing.readers.trajectories import MiniSweAgent
+from efficient_lmcache.sizing.readers.trajectories import MiniSweAgent, SweAgent, TextRecording
 from efficient_lmcache.sizing.readers.weka import WekaSessions
 
 __all__ = ["ALLOWED", "TOKEN_CHUNK_TOKENS", "RecordError", "RecordingError", "ReferenceStream", "open_stream"]
 
 TOKEN_CHUNK_TOKENS = 256  # LMCache's default chunk_size
 ALLOWED = (
-    "a trace, agentic Weka sessions, Mooncake requests, LMCache lookup-hash logs, mini-swe-agent trajectories, and "
-    "OpenHands' output.jsonl or llm_completions"
+    "a trace, agentic Weka sessions, Mooncake requests, LMCache lookup-hash logs, trajectories of mini-swe-agent or "
+    "SWE-agent, and OpenHands' output.jsonl or llm_completions"
 )
-_PROBED_LINES = 100
 
 
 class ReferenceStream(Protocol):
@@ -90,7 +90,7 @@ def open_stream(
         common["block_tokens"] = kind.block_tokens
     else:
         common["with_outputs"] = with_outputs
-    if kind.reader in (MiniSweAgent, OpenHandsHistories, OpenHandsCompletions):
+    if kind.reader in _TEXT_READERS.values():
         common["tokenizer"] = tokenizer
     return kind.reader(path, size, **common)
 
@@ -102,9 +102,17 @@ class _Kind(NamedTuple):
     block_tokens: int = 0
 
 
+_TEXT_READERS: dict[str, type[TextRecording]] = {
+    "mini-swe-agent": MiniSweAgent,
+    "swe-agent": SweAgent,
+    "openhands-completions": OpenHandsCompletions,
+    "openhands-history": OpenHandsHistories,
+}
+
+
 def _file_kind(path: Path, skip_bad: bool) -> _Kind:
-    if path.name.endswith(".traj.json"):
-        return _Kind(MiniSweAgent)
+    if (name := named_format(path)) is not None:
+        return _Kind(_TEXT_READERS[name])
     try:
         with path.open("rb") as file:
             if file.read(len(MAGIC)) == MAGIC:
@@ -112,16 +120,15 @@ def _file_kind(path: Path, skip_bad: bool) -> _Kind:
     except OSError as error:
         raise RecordingError(f"{path}: cannot be read: {error.strerror}") from error
     first, where = _first_object(path, skip_bad)
-    if "hash_ids" in first and "input_length" in first:
-        return _Kind(MooncakeRequests, MOONCAKE_BLOCK_TOKENS)
-    if "requests" in first:
-        return _Kind(WekaSessions, records.integer(first, "block_size", where, least=1))
     if "chunk_hashes" in first:
         return _Kind(LookupLog, records.integer(first, "chunk_size", where, least=1))
-    if "history" in first:
-        return _Kind(OpenHandsHistories)
-    if "messages" in first:
-        return _Kind(MiniSweAgent)
+    name = record_format(first)
+    if name == "mooncake":
+        return _Kind(MooncakeRequests, MOONCAKE_BLOCK_TOKENS)
+    if name == "weka":
+        return _Kind(WekaSessions, weka_block_tokens(first, where))
+    if name in _TEXT_READERS:
+        return _Kind(_TEXT_READERS[name])
     fields = ", ".join(list(first)[:8]) or "none"
     raise RecordingError(f"{where}: of an unknown format, with the fields {fields}; allowed are {ALLOWED}")
 
@@ -130,19 +137,13 @@ def _directory_kind(path: Path) -> _Kind:
     if any(path.glob(LOG_FILES)):
         first, where = _first_object(log_files(path)[0], skip_bad=True)
         return _Kind(LookupLog, records.integer(first, "chunk_size", where, least=1))
-    if any(path.rglob("*.traj.json")):
-        return _Kind(MiniSweAgent)
-    if completion_folders(path):
-        return _Kind(OpenHandsCompletions)
+    if (name := directory_format(path)) is not None:
+        return _Kind(_TEXT_READERS[name])
     raise RecordingError(f"{path}: is a directory without a recording; allowed are {ALLOWED}")
 
 
 def _first_object(path: Path, skip_bad: bool) -> tuple[dict[str, Any], str]:
-    """The first record, or where bad ones are skipped the first that is JSON, and where it is."""
-    for where, line in islice(records.lines(path), _PROBED_LINES):
-        try:
-            return records.parse_object(line, where), where
-        except RecordError:
-            if not skip_bad:
-                raise
-    raise RecordingError(f"{path}: has no record to tell its format; allowed are {ALLOWED}")
+    found = first_object(path, skip_bad)
+    if found is None:
+        raise RecordingError(f"{path}: has no record to tell its format; allowed are {ALLOWED}")
+    return found

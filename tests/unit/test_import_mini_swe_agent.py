@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from efficient_lmcache.replay.describe import describe
-from efficient_lmcache.replay.importers import IMPORTERS
-from efficient_lmcache.replay.importers.mini_swe_agent import DECODE_TOKENS_PER_S, import_mini_swe_agent
-from efficient_lmcache.replay.trace import Call, TraceError, TraceReader
+from efficient_lmcache.replay.importers.importing import import_recording
+from efficient_lmcache.replay.importers.tasks import DECODE_TOKENS_PER_S
+from efficient_lmcache.replay.trace import Call, TraceReader
 
 pytest.importorskip("tokenizers", reason="needs the package tokenizers, which the extras cpu and gpu bring")
 
@@ -91,7 +91,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_every_assistant_message_is_a_call_whose_prompt_is_all_before_it(source: Path, tmp_path: Path) -> None:
-    import_mini_swe_agent(source, tmp_path / "t", tokenizer=BPE)
+    import_recording(source, tmp_path / "t", tokenizer=BPE)
     calls = calls_of(tmp_path / "t")
     assert list(calls) == ["task-a", "task-b", "task-c"]
     for first, second in calls.values():
@@ -101,7 +101,7 @@ def test_every_assistant_message_is_a_call_whose_prompt_is_all_before_it(source:
 
 
 def test_intervals_follow_the_stated_rule_for_recorded_responses(source: Path, tmp_path: Path) -> None:
-    import_mini_swe_agent(source, tmp_path / "t", tokenizer=BPE)
+    import_recording(source, tmp_path / "t", tokenizer=BPE)
     for name, start_s in (("task-a", 0.0), ("task-b", 50.0), ("task-c", 30.0)):
         first, second = calls_of(tmp_path / "t")[name]
         assert (first.interval_s, second.interval_s) == (0.0, 7 - 180 / DECODE_TOKENS_PER_S)
@@ -115,7 +115,7 @@ def test_version_2_files_with_tool_calls_and_timestamps_are_read(tmp_path: Path)
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
         (folder / f"{name}.traj.json").write_text(json.dumps(version_2_task()))
-    import_mini_swe_agent(tmp_path / "runs", tmp_path / "t", tokenizer=BPE)
+    import_recording(tmp_path / "runs", tmp_path / "t", tokenizer=BPE)
     calls = calls_of(tmp_path / "t")
     assert list(calls) == ["one", "two"]
     first, second = calls["one"]
@@ -128,8 +128,8 @@ def test_version_2_files_with_tool_calls_and_timestamps_are_read(tmp_path: Path)
 def test_plain_lines_and_compressed_lines_give_the_same_tasks(source: Path, tmp_path: Path) -> None:
     plain = tmp_path / "runs.jsonl"
     plain.write_bytes(gzip.decompress(source.read_bytes()))
-    import_mini_swe_agent(source, tmp_path / "t", tokenizer=BPE)
-    import_mini_swe_agent(plain, tmp_path / "u", tokenizer=BPE)
+    import_recording(source, tmp_path / "t", tokenizer=BPE)
+    import_recording(plain, tmp_path / "u", tokenizer=BPE)
     with TraceReader(tmp_path / "t") as left, TraceReader(tmp_path / "u") as right:
         assert left.tasks == right.tasks
 
@@ -138,32 +138,32 @@ def test_a_sample_is_seeded_and_in_recorded_order(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "runs.jsonl", [task(f"task-{number:02d}") for number in range(30)])
     samples = []
     for seed in (0, 0, 1):
-        import_mini_swe_agent(source, tmp_path / "t", tokenizer=BPE, tasks=5, seed=seed)
+        import_recording(source, tmp_path / "t", tokenizer=BPE, tasks=5, seed=seed)
         samples.append(list(calls_of(tmp_path / "t")))
     assert samples[0] == samples[1] == sorted(samples[0])
     assert samples[0] != samples[2]
 
 
 def test_more_tasks_than_there_are_is_an_error_with_their_number(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="cannot take 4 tasks; it has 3 trajectories with calls"):
-        import_mini_swe_agent(source, tmp_path / "t", tokenizer=BPE, tasks=4)
+    with pytest.raises(ValueError, match="cannot take 4 tasks; it has 3 with calls"):
+        import_recording(source, tmp_path / "t", tokenizer=BPE, tasks=4)
 
 
 def test_trajectories_without_calls_are_skipped_and_counted(tmp_path: Path) -> None:
     silent = {**task("silent"), "messages": [user("hello")]}
     source = write_lines(tmp_path / "runs.jsonl", [silent, task("task-a"), silent])
-    import_mini_swe_agent(source, tmp_path / "t", tokenizer=BPE)
+    import_recording(source, tmp_path / "t", tokenizer=BPE)
     with TraceReader(tmp_path / "t") as reader:
         assert [each.task_id for each in reader.tasks] == ["task-a"]
         assert reader.manifest.history[0]["skipped_without_calls"] == 2
     only_silent = write_lines(tmp_path / "silent.jsonl", [silent])
-    with pytest.raises(TraceError, match="no trajectory has an assistant message"):
-        import_mini_swe_agent(only_silent, tmp_path / "u", tokenizer=BPE)
+    with pytest.raises(ValueError, match="has no call to import"):
+        import_recording(only_silent, tmp_path / "u", tokenizer=BPE)
 
 
 def test_folding_keeps_the_prefix_structure_and_is_recorded(source: Path, tmp_path: Path) -> None:
-    import_mini_swe_agent(source, tmp_path / "t", tokenizer=BPE)
-    import_mini_swe_agent(source, tmp_path / "folded", tokenizer=BPE, vocab_size=100)
+    import_recording(source, tmp_path / "t", tokenizer=BPE)
+    import_recording(source, tmp_path / "folded", tokenizer=BPE, vocab_size=100)
     with TraceReader(tmp_path / "t") as whole, TraceReader(tmp_path / "folded") as folded:
         assert folded.manifest.vocab_size == 100
         assert "token ids are folded: id modulo 100" in folded.manifest.assumptions
@@ -173,7 +173,7 @@ def test_folding_keeps_the_prefix_structure_and_is_recorded(source: Path, tmp_pa
 
 
 def test_a_larger_vocabulary_than_the_tokenizers_folds_nothing(source: Path, tmp_path: Path) -> None:
-    import_mini_swe_agent(source, tmp_path / "t", tokenizer=BPE, vocab_size=5_000)
+    import_recording(source, tmp_path / "t", tokenizer=BPE, vocab_size=5_000)
     with TraceReader(tmp_path / "t") as reader:
         assert reader.manifest.vocab_size == 300
         assert not any("folded" in each for each in reader.manifest.assumptions)
@@ -181,12 +181,12 @@ def test_a_larger_vocabulary_than_the_tokenizers_folds_nothing(source: Path, tmp
 
 def test_a_repeated_import_gives_the_same_bytes(source: Path, tmp_path: Path) -> None:
     for name in ("t", "u"):
-        import_mini_swe_agent(source, tmp_path / name, tokenizer=BPE)
+        import_recording(source, tmp_path / name, tokenizer=BPE)
     assert (tmp_path / "t").read_bytes() == (tmp_path / "u").read_bytes()
 
 
 def test_the_manifest_holds_no_absolute_path(source: Path, tmp_path: Path) -> None:
-    import_mini_swe_agent(source, tmp_path / "t", tokenizer=BPE)
+    import_recording(source, tmp_path / "t", tokenizer=BPE)
     with TraceReader(tmp_path / "t") as reader:
         assert reader.manifest.source == "mini-swe-agent: runs.jsonl.gz"
         assert str(tmp_path) not in json.dumps(reader.manifest.to_json())
@@ -217,20 +217,20 @@ def changed(index: int, **fields: Any) -> Row:
         ),
         (changed(2, tool_calls=[{"id": 1}]), r"messages\[2\].tool_calls\[0\].function must be an object with a name"),
         (changed(2, extra={}), r"line 2: messages\[2\] and messages\[4\] need timestamps, or extra.response with"),
-        (task("task-a"), "line 2: instance_id 'task-a' occurs twice"),
+        (task("task-a"), "line 2: task 'task-a' occurs twice"),
     ],
 )
 def test_malformed_records_name_file_line_and_field(tmp_path: Path, bad: Any, message: str) -> None:
     source = write_lines(tmp_path / "runs.jsonl", [task(), bad])
-    with pytest.raises(TraceError, match=rf"runs\.jsonl: .*{message}"):
-        import_mini_swe_agent(source, tmp_path / "t", tokenizer=BPE)
+    with pytest.raises(ValueError, match=rf"runs\.jsonl: .*{message}"):
+        import_recording(source, tmp_path / "t", tokenizer=BPE)
     assert not (tmp_path / "t").exists()
 
 
 def test_a_call_without_a_prompt_is_malformed(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "runs.jsonl", [{**task(), "messages": [said("hello", 1)]}])
-    with pytest.raises(TraceError, match=r"messages\[0\] is the assistant's; a call needs a prompt before it"):
-        import_mini_swe_agent(source, tmp_path / "t", tokenizer=BPE)
+    with pytest.raises(ValueError, match=r"messages\[0\] is the assistant's; a call needs a prompt before it"):
+        import_recording(source, tmp_path / "t", tokenizer=BPE)
 
 
 def test_unreadable_sources_are_named(tmp_path: Path) -> None:
@@ -245,19 +245,15 @@ def test_unreadable_sources_are_named(tmp_path: Path) -> None:
         ("empty", r"holds no \*\.traj\.json"),
         ("absent.jsonl", "no such file or directory"),
     ):
-        with pytest.raises(TraceError, match=message):
-            import_mini_swe_agent(tmp_path / name, tmp_path / "t", tokenizer=BPE)
-
-
-def test_the_format_is_registered_by_its_name() -> None:
-    assert IMPORTERS["mini-swe-agent"] is import_mini_swe_agent
+        with pytest.raises(ValueError, match=message):
+            import_recording(tmp_path / name, tmp_path / "t", format_="mini-swe-agent", tokenizer=BPE)
 
 
 @pytest.mark.skipif(
     not RECORDED.is_file(), reason="no recorded trajectories; EFFICIENT_LMCACHE_DATA names their folder"
 )
 def test_recorded_trajectories_are_append_only_and_mostly_cache_stable(tmp_path: Path) -> None:
-    import_mini_swe_agent(RECORDED, tmp_path / "t", tokenizer="bpe:2000", tasks=3)
+    import_recording(RECORDED, tmp_path / "t", tokenizer="bpe:2000", tasks=3)
     with TraceReader(tmp_path / "t") as reader:
         assert len(reader.tasks) == 3
         facts = describe(reader)

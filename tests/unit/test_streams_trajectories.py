@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from efficient_lmcache.core.references import References
-from efficient_lmcache.replay.importers.mini_swe_agent import import_mini_swe_agent
+from efficient_lmcache.replay.importers.importing import import_recording
 from efficient_lmcache.sizing.streams import RecordingError, open_stream
 
 pytest.importorskip("tokenizers", reason="needs the package tokenizers, which the extras cpu and gpu bring")
@@ -78,7 +78,7 @@ def assert_same_calls(left: References, right: References) -> None:
 
 def test_mini_swe_agent_streams_as_its_imported_trace_does(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "s.jsonl", [mini_swe_agent("a"), mini_swe_agent("b", start=103)])
-    import_mini_swe_agent(source, tmp_path / "t.trace", tokenizer=BPE)
+    import_recording(source, tmp_path / "t.trace", tokenizer=BPE)
     stream = open_stream(source, 4, tokenizer=BPE, with_outputs=True)
     directly = References.concatenate(stream)
     assert_same_calls(directly, References.concatenate(open_stream(tmp_path / "t.trace", 4, with_outputs=True)))

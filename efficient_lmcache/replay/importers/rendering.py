@@ -6,48 +6,61 @@ recorded messages do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from efficient_lmcache.replay.importers.tasks import TextCall
 from efficient_lmcache.replay.tokenizers import TURN_MARKERS, Tokenizer
-from efficient_lmcache.replay.trace import Tokens
+from efficient_lmcache.replay.trace import Call, Tokens
 
+RENDERED = "messages are rendered as ChatML; an output is the response's text, tool calls and the end-of-turn marker"
 _START, _END = TURN_MARKERS
 _NEWLINE = "\n"
+_ASSISTANT = "assistant"
 
 
-class Renderer:
-    """The parts of one task's messages; each text is tokenised once.
+def rendered_calls(
+    calls: Sequence[TextCall], tokenizer: Tokenizer, vocab_size: int | None = None, began_s: float = 0.0
+) -> Iterator[Call]:
+    """A task's calls as tokens, start_s counted from `began_s`; an interval that is not known stays nan.
 
     Ids are folded into `vocab_size` (id modulo vocab_size), which changes none where the tokenizer has no more.
     """
+    renderer = _Renderer(tokenizer, vocab_size)
+    renderer.learn(message for call in calls for message in (*call.messages, (_ASSISTANT, call.response)))
+    for call in calls:
+        start_s = None if call.start_s is None else call.start_s - began_s
+        yield Call(renderer.prompt(call.messages), renderer.said(call.response), call.interval_s, start_s)
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int | None = None) -> None:
+
+class _Renderer:
+    """The parts of one task's messages; each text is tokenised once."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int | None) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = np.uint32(min(vocab_size or tokenizer.vocab_size, 2**32 - 1))
         self._known: dict[str, Tokens] = {}
 
     def learn(self, messages: Iterable[tuple[str, str]]) -> None:
-        """Tokenise these messages (role, text) together, which is faster than one by one."""
-        segments = [_END, _NEWLINE]
-        for role, text in messages:
-            segments += [_header(role), text]
-        new = [text for text in dict.fromkeys(segments) if text not in self._known]
+        """Tokenise what is new in these messages (role, text) together, which is faster than one by one."""
+        segments = dict.fromkeys([_END, _NEWLINE, *(each for role, text in messages for each in (_header(role), text))])
+        new = [text for text in segments if text not in self._known]
         encoded = self._tokenizer.encode_batch(new)
         self._known.update((text, ids % self._vocab_size) for text, ids in zip(new, encoded, strict=True))
 
-    def before(self, role: str) -> Tokens:
-        """What opens a message: for the assistant's, the end of the prompt."""
-        return self._known[_header(role)]
+    def prompt(self, messages: Iterable[tuple[str, str]]) -> Tokens:
+        """All messages, and what opens the assistant's next."""
+        parts = [
+            part
+            for role, text in messages
+            for part in (self._known[_header(role)], self.said(text), self._known[_NEWLINE])
+        ]
+        return np.concatenate([*parts, self._known[_header(_ASSISTANT)]])
 
     def said(self, text: str) -> Tokens:
         """A message's text and the end-of-turn marker: for the assistant's, the output."""
         return np.concatenate((self._known[text], self._known[_END]))
-
-    def after(self) -> Tokens:
-        """What separates a message from the next."""
-        return self._known[_NEWLINE]
 
 
 def _header(role: str) -> str:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from efficient_lmcache.replay.importers.messages import message_text, optional
 from efficient_lmcache.replay.trace import TraceError
 
 FORMATS = ("mini-swe-agent-1", "mini-swe-agent-1.1")
@@ -129,55 +130,14 @@ def _message(row: Any, where: str) -> Message:
     role = row.get("role")
     if role not in (*_ROLES, _UNSENT_ROLE):
         raise TraceError(f"{where}.role is {role!r}; allowed are {', '.join(_ROLES)} and {_UNSENT_ROLE}")
-    extra = _optional(row, "extra", dict, where) or {}
-    response = _optional(extra, "response", dict, f"{where}.extra") or {}
-    usage = _optional(response, "usage", dict, f"{where}.extra.response") or {}
+    extra = optional(row, "extra", dict, where) or {}
+    response = optional(extra, "response", dict, f"{where}.extra") or {}
+    usage = optional(response, "usage", dict, f"{where}.extra.response") or {}
     stamped = extra if "timestamp" in extra else row
     return Message(
         role=role,
         text=message_text(row, where),
-        timestamp_s=_optional(stamped, "timestamp", (int, float), where),
-        created_s=_optional(response, "created", (int, float), f"{where}.extra.response"),
-        completion_tokens=_optional(usage, "completion_tokens", int, f"{where}.extra.response.usage"),
+        timestamp_s=optional(stamped, "timestamp", (int, float), where),
+        created_s=optional(response, "created", (int, float), f"{where}.extra.response"),
+        completion_tokens=optional(usage, "completion_tokens", int, f"{where}.extra.response.usage"),
     )
-
-
-def message_text(row: dict[str, Any], where: str) -> str:
-    """Content, then tool calls: all that the model sees of a message, or all that it said."""
-    content = row.get("content")
-    tool_calls = _optional(row, "tool_calls", list, where) or []
-    if isinstance(content, list):
-        content = "".join(_part(part, f"{where}.content[{number}]") for number, part in enumerate(content))
-    if content is None and tool_calls:
-        content = ""
-    if not isinstance(content, str):
-        raise TraceError(f"{where}.content must be text or a list of text parts, not {type(content).__name__}")
-    for number, call in enumerate(tool_calls):
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise TraceError(f"{where}.tool_calls[{number}].function must be an object with a name")
-        shown = json.dumps({"name": function["name"], "arguments": function.get("arguments")}, ensure_ascii=False)
-        content += f"\n<tool_call>\n{shown}\n</tool_call>"
-    try:
-        content.encode("utf-8")  # which a JSON escape such as \ud800 cannot be
-    except UnicodeEncodeError as error:
-        raise TraceError(f"{where}: its text is not Unicode: {error}") from error
-    return content
-
-
-def _part(part: Any, where: str) -> str:
-    if isinstance(part, dict) and isinstance(part.get("text"), str):
-        return str(part["text"])
-    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise TraceError(f"{where} is of type {kind!r}; only text parts are supported")
-
-
-def _optional(row: dict[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
-    """The value of `key`, None where absent or null; TraceError where it is of another type or a negative number."""
-    value = row.get(key)
-    names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
-    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-        raise TraceError(f"{where}.{key} must be {names}, not {type(value).__name__}")
-    if isinstance(value, (int, float)) and not 0 <= value < float("inf"):
-        raise TraceError(f"{where}.{key} is {value}; it must be a finite number >= 0")
-    return value

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from efficient_lmcache.sizing.readers import records
-from efficient_lmcache.sizing.readers.lanes import LaneGuess
+from efficient_lmcache.replay.importers import records
+from efficient_lmcache.replay.importers.lanes import LaneGuess
+from efficient_lmcache.replay.importers.records import RecordError, RecordingError
 from efficient_lmcache.sizing.readers.recording import BlockRecording, ChunkedCall, Numbering
-from efficient_lmcache.sizing.readers.records import RecordError, RecordingError
 
 FILES = "lookup_hashes_*.jsonl*"
 _REORDERED_LINES = 256

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from efficient_lmcache.core.references import Ints, References
+from efficient_lmcache.replay.importers.records import Progress, RecordError, RecordingError
 from efficient_lmcache.replay.trace import common_prefix_tokens
-from efficient_lmcache.sizing.readers.records import Progress, RecordError, RecordingError
 
 _BATCH_REFERENCES = 1 << 20
 _Record = TypeVar("_Record")

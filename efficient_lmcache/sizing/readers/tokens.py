@@ -13,9 +13,9 @@ import numpy as np
 
 from efficient_lmcache.core.references import Ints
 from efficient_lmcache.replay.describe import shared_tokens
+from efficient_lmcache.replay.importers.records import Progress, RecordError
 from efficient_lmcache.replay.trace import Call, Tokens, TraceError, common_prefix_tokens
 from efficient_lmcache.sizing.readers.recording import ChunkedCall, Numbering, Recording, SharedTokens
-from efficient_lmcache.sizing.readers.records import Progress, RecordError
 
 _KEY_BYTES = 16
 

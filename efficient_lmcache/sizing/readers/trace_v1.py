@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from efficient_lmcache.replay.importers.records import Progress
 from efficient_lmcache.replay.trace import Call, TraceReader
-from efficient_lmcache.sizing.readers.records import Progress
 from efficient_lmcache.sizing.readers.tokens import TokenRecording
 
 

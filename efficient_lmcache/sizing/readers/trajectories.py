@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from efficient_lmcache.replay.importers.mini_swe_agent import ASSUMPTIONS, trajectory_calls
-from efficient_lmcache.replay.importers.trajectory_files import Trajectory, read_trajectories
+from efficient_lmcache.replay.importers import mini_swe_agent, swe_agent
+from efficient_lmcache.replay.importers.records import Progress, RecordingError
+from efficient_lmcache.replay.importers.rendering import rendered_calls
+from efficient_lmcache.replay.importers.tasks import TextTask
 from efficient_lmcache.replay.tokenizers import ALLOWED, Tokenizer, load_tokenizer
-from efficient_lmcache.replay.trace import Call, TraceError
-from efficient_lmcache.sizing.readers.records import Progress, RecordingError
+from efficient_lmcache.replay.trace import Call
 from efficient_lmcache.sizing.readers.tokens import TokenRecording
 
 
@@ -45,41 +46,54 @@ class TextRecording(TokenRecording):
         return self._tokenizer
 
 
-class MiniSweAgent(TextRecording):
-    """mini-swe-agent's trajectories, as the trace importer reads them."""
+class _Trajectories(TextRecording):
+    """Trajectories as the trace importer reads them: one is one lane and one session."""
 
-    notes: tuple[str, ...] = ASSUMPTIONS
+    @abstractmethod
+    def _read(self, skip: Callable[[ValueError], None]) -> Iterator[TextTask]:
+        """Every trajectory; `skip` is called with the error of each that is malformed."""
 
     def tasks(self) -> Iterator[tuple[str, Iterable[Call]]]:
         tokenizer = self.load_tokenizer()
         began_s, total = self._look_ahead()
         done = 0
-        for trajectory in read_trajectories(self.path, self._skip_or_raise):
-            if not trajectory.calls:
+        for task in self._read(self._skip_or_raise):
+            if not task.calls:
                 continue
-            yield (
-                trajectory.task_id,
-                trajectory_calls(trajectory, tokenizer, tokenizer.vocab_size, began_s, needs_intervals=False),
-            )
+            yield task.task_id, rendered_calls(task.calls, tokenizer, began_s=began_s)
             done += 1
             if self._progress is not None:
                 self._progress(done, total)
 
     def _texts(self) -> Iterator[str]:
-        return (message.text for trajectory in self._good() for message in trajectory.messages)
+        return (text for task in self._read(_ignore) for text in task.texts)
 
     def _look_ahead(self) -> tuple[float, int]:
-        """When the first call was made (s since 1970), and how many trajectories have calls."""
+        """When the first call was made, and how many trajectories have calls."""
         began_s, total = math.inf, 0
-        for trajectory in self._good():
-            began_s = min([began_s, *(m.created_s for m in trajectory.messages if m.created_s is not None)])
-            total += trajectory.calls > 0
+        for task in self._read(_ignore):
+            began_s = min([began_s, *(call.start_s for call in task.calls if call.start_s is not None)])
+            total += bool(task.calls)
         return began_s, total
 
-    def _good(self) -> Iterator[Trajectory]:
-        """The trajectories that can be read; bad ones are reported (or counted) in the pass that yields calls."""
-        return read_trajectories(self.path, _ignore)
+
+class MiniSweAgent(_Trajectories):
+    """mini-swe-agent's trajectories."""
+
+    notes: tuple[str, ...] = mini_swe_agent.ASSUMPTIONS
+
+    def _read(self, skip: Callable[[ValueError], None]) -> Iterator[TextTask]:
+        return mini_swe_agent.read_tasks(self.path, skip)
 
 
-def _ignore(error: TraceError) -> None:
+class SweAgent(_Trajectories):
+    """SWE-agent's trajectories."""
+
+    notes: tuple[str, ...] = swe_agent.ASSUMPTIONS
+
+    def _read(self, skip: Callable[[ValueError], None]) -> Iterator[TextTask]:
+        return swe_agent.tasks(self.path, skip)
+
+
+def _ignore(error: ValueError) -> None:
     """Another pass over the same file counts or raises it."""

@@ -1,36 +1,13 @@
-"""Agentic sessions as Weka publishes them: a JSON line a session, with block ids that only that session knows.
-
-    {"id", "block_size": 64, "hash_id_scope": "local", "requests": [
-        {"t", "type": "n" | "s", "in", "out", "hash_ids", "api_time"?, "think_time"?},
-        {"t", "type": "subagent", "agent_id", "duration_ms", "requests": [...]}]}
-
-Times are in seconds; those of a sub-agent's requests begin with it.
-"""
+"""Agentic Weka sessions, as block recordings."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
-from efficient_lmcache.core.references import Ints
-from efficient_lmcache.sizing.readers import records
+from efficient_lmcache.replay.importers import records
+from efficient_lmcache.replay.importers.weka_files import parse_session
 from efficient_lmcache.sizing.readers.recording import BlockRecording, ChunkedCall, NumberedPath, Numbering
-from efficient_lmcache.sizing.readers.records import RecordError
-
-_SUB_AGENT = "subagent"
-_LOCAL = "local"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Request:
-    lane_name: str
-    start_s: float
-    interval_s: float
-    prompt_tokens: int
-    output_tokens: int
-    block_ids: Ints
 
 
 class WekaSessions(BlockRecording):
@@ -49,7 +26,8 @@ class WekaSessions(BlockRecording):
 
     def _calls(self) -> Iterator[ChunkedCall]:
         numbering = Numbering()
-        for session, requests in enumerate(self._parsed(records.lines(self.path, self._progress), self._session)):
+        parse = partial(parse_session, expected_block_tokens=self._block_tokens)
+        for session, requests in enumerate(self._parsed(records.lines(self.path, self._progress), parse)):
             table = numbering.table()
             lanes: dict[str, tuple[int, NumberedPath]] = {}
             for request in requests:
@@ -67,43 +45,3 @@ class WekaSessions(BlockRecording):
                     start_s=request.start_s,
                     interval_s=request.interval_s,
                 )
-
-    def _session(self, line: bytes, where: str) -> list[_Request]:
-        """A session's requests by time; those of one lane stay in recorded order."""
-        record = records.parse_object(line, where)
-        block_tokens = records.integer(record, "block_size", where, least=1)
-        if block_tokens != self._block_tokens:
-            raise RecordError(f"{where}: block_size is {block_tokens}; it must be {self._block_tokens}, as in line 1")
-        if record.get("hash_id_scope", _LOCAL) != _LOCAL:
-            raise RecordError(f"{where}: hash_id_scope is {record['hash_id_scope']!r}; allowed is {_LOCAL!r}")
-        requests = self._requests(record, where, records.text(record, "id", where), 0.0)
-        return sorted(requests, key=lambda request: request.start_s)
-
-    def _requests(self, record: dict[str, Any], where: str, lane_name: str, began_s: float) -> Iterator[_Request]:
-        """The requests of one agent and of its sub-agents."""
-        previous_end_s = math.nan
-        for row, place in records.objects(record, "requests", where):
-            t_s = began_s + records.seconds(row, "t", place, required=True)
-            if row.get("type") == _SUB_AGENT:
-                duration_s = records.seconds(row, "duration_ms", place) / 1000
-                sub_name = f"{lane_name}/{records.text(row, 'agent_id', place)}"
-                yield from self._requests(row, place, sub_name, t_s if math.isnan(duration_s) else t_s - duration_s)
-                continue
-            interval_s = records.seconds(row, "think_time", place)
-            if math.isnan(interval_s):
-                interval_s = max(0.0, t_s - previous_end_s) if not math.isnan(previous_end_s) else math.nan
-            yield self._request(row, place, lane_name, t_s, interval_s)
-            previous_end_s = t_s + records.seconds(row, "api_time", place)
-
-    def _request(self, row: dict[str, Any], where: str, lane_name: str, start_s: float, interval_s: float) -> _Request:
-        prompt_tokens = records.integer(row, "in", where, least=1)
-        block_ids = records.integers(row, "hash_ids", where)
-        records.check_blocks(len(block_ids), prompt_tokens, self._block_tokens, "hash_ids", where)
-        return _Request(
-            lane_name=lane_name,
-            start_s=start_s,
-            interval_s=interval_s,
-            prompt_tokens=prompt_tokens,
-            output_tokens=records.integer(row, "out", where),
-            block_ids=block_ids[: prompt_tokens // self._block_tokens],
-        )

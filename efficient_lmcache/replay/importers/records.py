@@ -139,3 +139,12 @@ def _kind(value: Any) -> str:
     """A value as an error shows it: itself where it is short."""
     shown = repr(value)
     return shown if len(shown) <= 40 else f"{shown[:37]}..."
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RecordingError(f"{path}: cannot be read: {error.strerror}") from error
+    return parse_object(content, str(path))

@@ -1,0 +1,98 @@
+"""The formats that can be imported, and which of them a file or directory has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from efficient_lmcache.replay.importers import mini_swe_agent, mooncake, openhands, records, swe_agent, weka
+from efficient_lmcache.replay.importers.openhands_files import completion_folders
+from efficient_lmcache.replay.importers.records import RecordError, RecordingError
+from efficient_lmcache.replay.importers.tasks import BlockTask, TextTask
+
+_PROBED_LINES = 100
+_FIELDS = {
+    "mooncake": {"hash_ids", "input_length"},
+    "weka": {"requests"},
+    "openhands-history": {"history"},
+    "mini-swe-agent": {"messages"},
+}
+_SUFFIXES = {".traj.json": "mini-swe-agent", ".traj": "swe-agent"}
+
+
+@dataclass(frozen=True, slots=True)
+class TextFormat:
+    """Recordings of messages.
+
+    Attributes:
+        tasks: every task of a file or directory, one at a time; raises a ValueError that names file, record and field.
+        assumptions: what the recording does not tell, and what is assumed instead.
+    """
+
+    tasks: Callable[[Path], Iterator[TextTask]]
+    assumptions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """Recordings of blocks with ids; as `TextFormat`."""
+
+    tasks: Callable[[Path], Iterator[BlockTask]]
+    assumptions: tuple[str, ...]
+
+
+IMPORTERS: dict[str, TextFormat | BlockFormat] = {
+    "mini-swe-agent": TextFormat(mini_swe_agent.tasks, mini_swe_agent.ASSUMPTIONS),
+    "swe-agent": TextFormat(swe_agent.tasks, swe_agent.ASSUMPTIONS),
+    "openhands-completions": TextFormat(openhands.completions_tasks, openhands.COMPLETIONS_ASSUMPTIONS),
+    "openhands-history": TextFormat(openhands.history_tasks, openhands.HISTORY_ASSUMPTIONS),
+    "weka": BlockFormat(weka.tasks, weka.ASSUMPTIONS),
+    "mooncake": BlockFormat(mooncake.tasks, mooncake.ASSUMPTIONS),
+}
+
+
+def detect(source: Path) -> str:
+    """The format's name; RecordingError where it is none of them, naming them all."""
+    if not source.exists():
+        raise RecordingError(f"{source}: no such file or directory")
+    if source.is_dir():
+        name, what = directory_format(source), "is a directory without a recording"
+    else:
+        name, what = named_format(source), "is of an unknown format"
+        found = first_object(source) if name is None else None
+        name = record_format(found[0]) if found is not None else name
+    if name is None:
+        raise RecordingError(f"{source}: {what}; --format may be {', '.join(IMPORTERS)}")
+    return name
+
+
+def directory_format(path: Path) -> str | None:
+    """The format of a directory's files, None where it holds none of them."""
+    for suffix, name in _SUFFIXES.items():
+        if any(path.rglob(f"*{suffix}")):
+            return name
+    return "openhands-completions" if completion_folders(path) else None
+
+
+def named_format(path: Path) -> str | None:
+    """The format that a file's name tells, None where its records must."""
+    return next((name for suffix, name in _SUFFIXES.items() if path.name.endswith(suffix)), None)
+
+
+def record_format(record: dict[str, Any]) -> str | None:
+    """The format of a line, by its fields."""
+    return next((name for name, fields in _FIELDS.items() if fields <= record.keys()), None)
+
+
+def first_object(path: Path, skip_bad: bool = False) -> tuple[dict[str, Any], str] | None:
+    """The first record, or where bad ones are skipped the first that is JSON, and where it is; None without one."""
+    for where, line in islice(records.lines(path), _PROBED_LINES):
+        try:
+            return records.parse_object(line, where), where
+        except RecordError:
+            if not skip_bad:
+                raise
+    return None
