@@ -162,7 +162,7 @@ class Predictor:
         if self._ttl_s is not None:
             chunks = expired(chunks, schedule.lookup_s, self._ttl_s)
         gpu_tokens = self._gpu_resident(schedule.order)
-        if admission == PLAIN_OFFLOAD:
+        if admission.name == PLAIN_OFFLOAD.name:
             served = serve(chunks, capacity)
         else:
             served = serve_admitted(chunks, schedule.lookup_s, capacity, admission, self._bytes_per_token)
