@@ -61,6 +61,9 @@ def run_command(
         float | None, typer.Option(help="Share of each GPU's memory that vLLM may use; vLLM's own if absent.")
     ] = None,
     prefix_caching: Annotated[bool, typer.Option(help="Look for prefixes in the GPU's KV cache.")] = True,
+    vllm_arg: Annotated[
+        list[str] | None, typer.Option(help="One more word for vLLM's command line; repeatable.", metavar="WORD")
+    ] = None,
     label_tasks: Annotated[
         bool, typer.Option(help="Name each call's task to the connector; without, it infers the tasks.")
     ] = True,
@@ -91,6 +94,7 @@ def run_command(
             tensor_parallel=tensor_parallel,
             gpu_memory_utilization=gpu_memory_utilization,
             prefix_caching=prefix_caching,
+            vllm_args=tuple(vllm_arg or ()),
             label_tasks=label_tasks,
             call_timeout_s=call_timeout_s,
             start_timeout_s=start_timeout_s,

@@ -43,6 +43,7 @@ class RunOptions:
         tensor_parallel: ranks.
         gpu_memory_utilization: share of each GPU's memory that vLLM may use; None leaves it to vLLM.
         prefix_caching: whether the GPU's KV cache is searched for prefixes at all.
+        vllm_args: more words for vLLM's command line.
         start_timeout_s: the server must be ready within that time.
     """
 
@@ -66,6 +67,7 @@ class RunOptions:
     tensor_parallel: int = 1
     gpu_memory_utilization: float | None = None
     prefix_caching: bool = True
+    vllm_args: tuple[str, ...] = ()
     label_tasks: bool = True
     call_timeout_s: float = 3600.0
     start_timeout_s: float = 900.0
@@ -132,7 +134,9 @@ class RunOptions:
             value = getattr(self, each.name)
             if value == each.default or (each.name == "host_gib" and not self.has_tier):
                 continue
-            if isinstance(value, bool):
+            if each.name == "vllm_args":
+                words += [f"--vllm-arg={word}" for word in value]
+            elif isinstance(value, bool):
                 words.append(option(each.name) if value else option(f"no_{each.name}"))
             else:
                 words += [option(each.name), str(value)]

@@ -123,6 +123,7 @@ def server_options(
         tensor_parallel=options.tensor_parallel,
         gpu_memory_utilization=options.gpu_memory_utilization,
         prefix_caching=options.prefix_caching,
+        vllm_args=options.vllm_args,
     )
 
 

@@ -57,6 +57,7 @@ class ServerOptions:
         tensor_parallel: ranks.
         gpu_memory_utilization: share of each GPU's memory; None leaves it to vLLM.
         prefix_caching: whether vLLM looks for cached prefixes.
+        vllm_args: more words, after all others.
     """
 
     model: Path
@@ -80,6 +81,7 @@ class ServerOptions:
     tensor_parallel: int = 1
     gpu_memory_utilization: float | None = None
     prefix_caching: bool = True
+    vllm_args: tuple[str, ...] = ()
 
 
 def is_cpu_build() -> bool:
@@ -112,7 +114,7 @@ def serve_command(options: ServerOptions, port: int) -> list[str]:
         args += ["--max-num-batched-tokens", str(options.max_num_batched_tokens)]
     if options.gpu_kv_tokens is not None:
         args += ["--num-gpu-blocks-override", str(options.gpu_kv_tokens // options.block_tokens)]
-    return args
+    return [*args, *options.vllm_args]
 
 
 def _kv_transfer_config(options: ServerOptions) -> dict[str, object] | None:

@@ -50,6 +50,7 @@ class ServerPlan(_Section):
     gpu_memory_utilization: Share | None = None
     activity_window_s: Positive | None = None
     start_timeout_s: Positive = 900.0
+    vllm_args: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _one_size(self) -> ServerPlan:

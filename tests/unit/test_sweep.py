@@ -203,6 +203,7 @@ def test_a_printed_command_means_the_run_it_was_printed_for(plan: Path, monkeypa
         tensor_parallel=2,
         gpu_memory_utilization=0.65,
         prefix_caching=False,
+        vllm_args=("--seed", "7", "--no-async-scheduling"),
         label_tasks=False,
         call_timeout_s=60.0,
         start_timeout_s=30.0,
