@@ -1,0 +1,150 @@
+"""Tables 4 and 5 as plots: what was predicted for each tier, and the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from efficient_lmcache.report.figures import (
+    MARKS,
+    CapacityAxis,
+    Figure,
+    Panel,
+    Unit,
+    hover,
+    key_of,
+    marker,
+    swatch,
+    tier_text,
+    token_unit,
+)
+from efficient_lmcache.report.figures_runs import tokens_text
+from efficient_lmcache.report.markup import element
+from efficient_lmcache.report.predictions import Held, PredictedRun
+
+_ADMISSIONS = ("recompute", "none", "fixed", "conditioned")
+
+DirectoryOf = Callable[[PredictedRun], str | None]
+
+
+def predicted(runs: Sequence[PredictedRun], estimate_gib: float | None, address: DirectoryOf) -> Figure:
+    """Computed prefill and restored tokens of one pool's runs over host capacity."""
+    panels = (
+        _panel("Computed prefill", "", runs, lambda run: run.computed, estimate_gib, address),
+        _panel("Restored", " per rank", runs, lambda run: run.restored, estimate_gib, address),
+    )
+    used = [name for name in _ADMISSIONS if any(run.admission == name for run in runs)]
+    items = [
+        element("li", swatch(MARKS[name].path, MARKS[name].colour), f"measured: {MARKS[name].label}") for name in used
+    ]
+    items += [
+        element("li", swatch("M5 0h4v14h-4z", "range"), "predicted range"),
+        element("li", swatch("M0 6h14v2h-14z", "quiet"), "expected"),
+    ]
+    younger = any(run.older is False for run in runs)
+    stored = "some younger than their run, as the table says" if younger else "each stored before its run began"
+    return Figure(panels, f"{len(runs)} predictions with A = {runs[0].active_pool}, {stored}.", key_of(items))
+
+
+def _panel(
+    title: str,
+    per: str,
+    runs: Sequence[PredictedRun],
+    held: Callable[[PredictedRun], Held],
+    estimate_gib: float | None,
+    address: DirectoryOf,
+) -> Panel:
+    unit = token_unit(value for run in runs for value in (held(run).high, held(run).measured))
+    axis = CapacityAxis.of(run.host_gib_per_rank for run in runs)
+    used = [name for name in _ADMISSIONS if any(run.admission == name for run in runs)]
+    data: list[dict[str, Any]] = []
+    low, high = axis.limits
+    for index, name in enumerate(used):
+        shown = [run for run in runs if run.admission == name]
+        # The plot's width is not known here; a stripe is about a fortieth of it.
+        shift = (index - (len(used) - 1) / 2) * (high - low) / 40
+
+        def place(run: PredictedRun, shift: float = shift) -> float:
+            return axis.place(run.host_gib_per_rank) + shift
+
+        data += _ranges(shown, held, unit, place)
+        data += _measured(shown, held, unit, place, address)
+    described = "; ".join(
+        f"{axis.words(run.host_gib_per_rank)} {run.admission}: predicted {unit.text(held(run).expected)}, "
+        f"measured {unit.text(held(run).measured)}"
+        for run in runs
+    )
+    layout = {"xaxis": axis.layout(), "yaxis": {"rangemode": "tozero"}, "shapes": axis.shade_above(estimate_gib)}
+    return Panel(f"{title} ({unit.suffix}{per})", f"{title}. {described}.", data, layout)
+
+
+def _ranges(
+    runs: Sequence[PredictedRun], held: Callable[[PredictedRun], Held], unit: Unit, x: Callable[[PredictedRun], float]
+) -> list[dict[str, Any]]:
+    first = [run for run in runs if run.repeat == 1]
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [x(run) for run in first],
+            "y": [unit.of_value(held(run).expected) for run in first],
+            "marker": {"symbol": "line-ew", "size": 15, "line": {"width": 2, "color": "@quiet"}},
+            "error_y": {
+                "type": "data",
+                "symmetric": False,
+                "array": [(held(run).high - held(run).expected) / unit.scale for run in first],
+                "arrayminus": [(held(run).expected - held(run).low) / unit.scale for run in first],
+                "width": 0,
+                "thickness": 7,
+                "color": "@range",
+            },
+            "cliponaxis": False,
+            "hoverinfo": "skip",
+        }
+    ]
+
+
+def _measured(
+    runs: Sequence[PredictedRun],
+    held: Callable[[PredictedRun], Held],
+    unit: Unit,
+    x: Callable[[PredictedRun], float],
+    address: DirectoryOf,
+) -> list[dict[str, Any]]:
+    done = [run for run in runs if held(run).measured is not None]
+    if not done:
+        return []
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [x(run) for run in done],
+            "y": [unit.of_value(held(run).measured) for run in done],
+            "marker": marker(done[0].admission),
+            "cliponaxis": False,
+            "hoverinfo": "text",
+            "hovertext": [_hover(run, held(run)) for run in done],
+            "customdata": [address(run) for run in done],
+        }
+    ]
+
+
+def _hover(run: PredictedRun, held: Held) -> str:
+    return hover(
+        run.run,
+        f"{MARKS[run.admission].label}",
+        f"A {run.active_pool} · host tier {tier_text(run.host_gib_per_rank)} per rank",
+        f"predicted {tokens_text(held.expected)} ({tokens_text(held.low)} – {tokens_text(held.high)}) tokens",
+        f"measured {tokens_text(held.measured)} tokens: {verdict(held)}",
+    )
+
+
+def verdict(held: Held) -> str:
+    """Inside the predicted range, or by how much outside it."""
+    if held.inside is None:
+        return "not measured"
+    if held.inside:
+        return "inside"
+    if held.off is None:
+        return "outside a range that ends at 0"
+    return f"off by {'+' if held.off > 0 else '−'}{abs(held.off):.1%}".replace("%", " %")
