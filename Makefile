@@ -6,10 +6,10 @@ ready := .venv/ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint clean
+.PHONY: help setup demo test lint browser miniature nightly clean
 
 help: ## what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
 setup: $(ready) ## create .venv with vLLM and LMCache for the CPU and this package
 
@@ -24,8 +24,14 @@ lint: $(ready) ## check style and types
 	@$(python) -m ruff format --check .
 	@$(python) -m mypy
 
-test: lint ## lint, then all tests; one of them: make test ARGS=tests/unit/test_trace.py
+test: lint browser ## lint, then all tests; one of them: make test ARGS=tests/unit/test_trace.py
 	@$(python) -m pytest $(ARGS)
+
+browser: # the report's page is tested in a real one
+	@bash scripts/browser.sh
+
+miniature nightly: $(ready) ## the paper's 17 runs on two CPU cores (hours), or a subset (20 minutes); needs ../shared
+	@bash scripts/miniature.sh $@ runs/$@
 
 clean: ## remove .venv and all caches; runs/ stays
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -12,6 +12,8 @@ from efficient_lmcache import __version__
 from efficient_lmcache.replay.cli_replay import INTERRUPTED_STATUS, USER_ERROR_STATUS
 from efficient_lmcache.replay.cli_replay import app as replay_app
 from efficient_lmcache.replay.cli_trace import app as trace_app
+from efficient_lmcache.replay.recorder.cli_record import record
+from efficient_lmcache.report.cli_report import report
 from efficient_lmcache.sizing.cli_lint import lint
 from efficient_lmcache.sizing.cli_plan import plan
 from efficient_lmcache.sizing.cli_profile import profile
@@ -32,6 +34,8 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(replay_app, name="replay")
 app.add_typer(model_app, name="model")
 app.command()(plan)
+app.command()(record)
+app.command()(report)
 
 
 @app.callback(invoke_without_command=True)
