@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def load_tokenizer(spec: str, texts: Callable[[], Iterable[str]]) -> Tokenizer:
     raise TraceError(f"tokenizer {spec!r}: no such tokenizer; {ALLOWED}")
 
 
+@cache
 def _load_tekken() -> Tokenizer:
     """Mistral's 131,072-id vocabulary, which ships inside a dependency of vLLM."""
     package = require("mistral_common", "tokenizer 'tekken'")

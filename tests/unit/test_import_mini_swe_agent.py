@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from efficient_lmcache.replay.describe import describe
 from efficient_lmcache.replay.importers.importing import import_recording
 from efficient_lmcache.replay.importers.tasks import DECODE_TOKENS_PER_S
-from efficient_lmcache.replay.trace import Call, TraceReader
+from efficient_lmcache.replay.trace import Call, Tokens, TraceReader
 
 pytest.importorskip("tokenizers", reason="needs the package tokenizers, which the extras cpu and gpu bring")
 
@@ -81,7 +82,7 @@ def calls_of(path: Path) -> dict[str, list[Call]]:
         return {each.task_id: list(reader.calls(number)) for number, each in enumerate(reader.tasks)}
 
 
-def bytes_of(tokens: np.ndarray) -> list[int]:
+def bytes_of(tokens: Tokens) -> list[int]:
     return [int(token) for token in tokens]
 
 
@@ -253,7 +254,9 @@ def test_unreadable_sources_are_named(tmp_path: Path) -> None:
     not RECORDED.is_file(), reason="no recorded trajectories; EFFICIENT_LMCACHE_DATA names their folder"
 )
 def test_recorded_trajectories_are_append_only_and_mostly_cache_stable(tmp_path: Path) -> None:
-    import_recording(RECORDED, tmp_path / "t", tokenizer="bpe:2000", tasks=3)
+    with gzip.open(RECORDED, "rt") as lines:
+        (tmp_path / "recorded.jsonl").write_text("".join(islice(lines, 4)))
+    import_recording(tmp_path / "recorded.jsonl", tmp_path / "t", tokenizer="bpe:2000", tasks=3)
     with TraceReader(tmp_path / "t") as reader:
         assert len(reader.tasks) == 3
         facts = describe(reader)

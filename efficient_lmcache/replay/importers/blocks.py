@@ -121,7 +121,7 @@ class BlockTokens:
                 "apart; take a larger --vocab"
             )
         runs = np.repeat((_hash(numbers) % np.uint64(vocab))[:, None], size, axis=1)
-        runs[:, 0] = np.asarray(self._first_tokens, np.uint64)[numbers.astype(np.int64)]
+        runs[:, 0] = np.asarray(self._first_tokens)[numbers.astype(np.int64)]
         for digit in range(digits):
             runs[:, 1 + digit] = numbers // np.uint64(vocab**digit) % np.uint64(vocab)
         return runs.astype(np.uint32).reshape(-1)
