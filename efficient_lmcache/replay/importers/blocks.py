@@ -12,6 +12,7 @@ import math
 from array import array
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +23,17 @@ from efficient_lmcache.replay.importers.tasks import BlockCall, BlockTask
 from efficient_lmcache.replay.trace import Call, Tokens, common_prefix_tokens
 
 _NUMBER_BITS = 40
-_HEAD = -1  # what the first blocks of prompts follow; ids are at least 0
+_MAX_RUN_TOKENS = 1 << 24  # more in one block or output is a damaged record's, and would take all memory
 
 _UInt64s = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Known:
+    """A task's latest path, and the tokens of its whole blocks."""
+
+    path: Ints
+    tokens: Tokens
 
 
 class BlockTokens:
@@ -52,8 +61,10 @@ class BlockTokens:
 
         A prompt's partial last block is taken for the beginning of the block that the task's next prompt has in its
         place, and the output for what follows there, if that prompt has all blocks before it and is long enough. Else
-        an output is made up. Raises RecordingError where blocks are too small to tell all of them apart.
+        an output is made up. Raises RecordingError where blocks are too small to tell all of them
+        apart, and for sizes that no engine serves.
         """
+        _check_sizes(task)
         if task.scope != self._scope:
             self._scope = task.scope
             self._forget_scope()
@@ -89,17 +100,18 @@ class BlockTokens:
     def _extended(self, known: _Known, path: Ints, task: BlockTask) -> _Known:
         """The whole blocks of `path`, of which those shared with the call before are not made again."""
         shared = common_prefix_tokens(known.path, path)
-        before = int(path[shared - 1]) if shared else _HEAD
-        numbers = []
+        before = int(path[shared - 1]) if shared else None
+        numbers: list[int] = []
         for block in path[shared:].tolist():
             numbers.append(self._number(block, before))
             before = block
         new = self._runs(np.array(numbers, np.uint64), task)
         return _Known(path, np.concatenate((known.tokens[: shared * task.block_tokens], new)))
 
-    def _number(self, block: int, before: int) -> int:
+    def _number(self, block: int, before: int | None) -> int:
+        """A block's number; where it is new, `before` is the block that it follows, None at the head of prompts."""
         if block not in self._numbers:
-            if before == _HEAD:  # scopes share no blocks, so they differ from their first ones on
+            if before is None:  # scopes share no blocks, so they differ from their first ones on
                 place, self._heads = self._heads, self._heads + 1
             else:
                 place = self._followers[before]
@@ -146,14 +158,11 @@ class BlockTokens:
         return self._runs(np.array(numbers, np.uint64), task)[:length].copy()
 
 
-class _Known:
-    """A task's latest path, and the tokens of its whole blocks."""
-
-    __slots__ = ("path", "tokens")
-
-    def __init__(self, path: Ints, tokens: Tokens) -> None:
-        self.path = path
-        self.tokens = tokens
+def _check_sizes(task: BlockTask) -> None:
+    output_tokens = max((call.output_tokens for call in task.calls), default=0)
+    for what, tokens in (("a block", task.block_tokens), ("an output", output_tokens)):
+        if tokens > _MAX_RUN_TOKENS:
+            raise RecordingError(f"{task.where}: {what} has {tokens} tokens; at most {_MAX_RUN_TOKENS} can be made up")
 
 
 def _hash(values: _UInt64s) -> _UInt64s:
