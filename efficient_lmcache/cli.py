@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from efficient_lmcache import __version__
+from efficient_lmcache.replay.cli_condense import condense
 from efficient_lmcache.replay.cli_replay import INTERRUPTED_STATUS, USER_ERROR_STATUS
 from efficient_lmcache.replay.cli_replay import app as replay_app
 from efficient_lmcache.replay.cli_trace import app as trace_app
@@ -27,6 +28,7 @@ app = typer.Typer(
     add_completion=False,
 )
 model_app = typer.Typer(help="Small random models for tests and demonstrations.", no_args_is_help=True)
+trace_app.command()(condense)
 trace_app.command()(profile)
 trace_app.command()(lint)
 replay_app.command()(sweep)
