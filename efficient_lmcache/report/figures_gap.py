@@ -112,7 +112,7 @@ def _evicted(runs: Sequence[tuple[RunRow, EvictedBeforeReuse]], axis: RowAxis, l
     ]
     words = "; ".join(f"{axis.label(row)}: {percent(found.evicted_share)}" for row, found in runs)
     layout = {
-        "xaxis": {"title": {"text": "Written chunks (%)"}, "range": [0, 112], "tickvals": [0, 25, 50, 75, 100]},
+        "xaxis": {"title": {"text": "Written chunks (%)"}, "range": [0, 125], "tickvals": [0, 25, 50, 75, 100]},
         "yaxis": axis.layout(),
     }
     return Panel("Evicted before the next call", f"{words}.", data, layout, height_rem=axis.height_rem)

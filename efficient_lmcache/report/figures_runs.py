@@ -89,7 +89,7 @@ def row_points(
                 "x": [x(row) for row in shown],
                 "y": [y(row) for row in shown],
                 "marker": mark,
-                "line": {"width": 1.5, "color": mark["color"]},
+                **({"line": {"width": 1.5, "color": mark["color"]}} if joined else {}),
                 "cliponaxis": False,
                 "hoverinfo": "text",
                 "hovertext": [run_hover(row) for row in shown],

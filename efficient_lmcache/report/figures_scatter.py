@@ -142,7 +142,7 @@ class _LogAxis:
         return self.low if self.zero is None else self.zero - 0.5 * (self.low - self.zero)
 
     def layout(self) -> dict[str, Any]:
-        steps = (1, 2, 5) if self.high - self.low < 1.5 else (1,)
+        steps = (1, 2, 5) if self.high - self.low < 2.2 else (1,)
         values = [step * 10**power for power in range(max(int(self.low), 0), int(self.high) + 1) for step in steps]
         ticks = {math.log10(value): _count(value) for value in values if self.low <= math.log10(value) <= self.high}
         if self.zero is not None:

@@ -46,7 +46,7 @@ def sensitivity(runs: Sequence[Sensitive], link: Link) -> Figure:
 def _new_chunks(runs: Sequence[Sensitive], link: Link) -> Panel:
     data = [
         {
-            **_line(index, row, link),
+            **_line(index, row),
             "x": list(NEW_CHUNK_BINS),
             "y": [100 * count / max(found.decisions, 1) for count in found.new_chunks],
             "hovertext": [
@@ -79,7 +79,7 @@ def _write_thresholds(runs: Sequence[Sensitive], link: Link) -> Panel:
         known = [one for one in found.write_thresholds if one.declined_share is not None]
         data.append(
             {
-                **_line(index, row, link),
+                **_line(index, row),
                 "x": [str(one.write_threshold_chunks) for one in known],
                 "y": [100 * (one.declined_share or 0) for one in known],
                 "hovertext": [
@@ -115,8 +115,7 @@ def _write_thresholds(runs: Sequence[Sensitive], link: Link) -> Panel:
 def _occupancy_thresholds(runs: Sequence[Sensitive], link: Link) -> Panel:
     data = [
         {
-            **_line(index, row, link),
-            "mode": "lines",
+            **_line(index, row, marks=False),
             "x": [one.occupancy_threshold for one in found.occupancy_thresholds],
             "y": [100 * one.changed_share for one in found.occupancy_thresholds],
             "hovertext": [
@@ -164,13 +163,12 @@ def _dash(index: int) -> str:
     return _DASHES[index % len(_DASHES)]
 
 
-def _line(index: int, row: RunRow, link: Link) -> dict[str, Any]:
+def _line(index: int, row: RunRow, *, marks: bool = True) -> dict[str, Any]:
     mark = marker(row.admission)
-    return {
+    line = {
         "type": "scatter",
-        "mode": "lines+markers",
-        "marker": {**mark, "size": 7},
+        "mode": "lines",
         "line": {"width": 1.5, "dash": _dash(index), "color": mark["color"]},
-        "cliponaxis": False,
         "hoverinfo": "text",
     }
+    return {**line, "mode": "lines+markers", "marker": {**mark, "size": 7}, "cliponaxis": False} if marks else line

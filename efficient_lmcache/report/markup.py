@@ -66,7 +66,12 @@ def table(caption: object, columns: Sequence[Column], rows: Sequence[Sequence[ob
         element("th", column.title, scope="col", class_=name) for column, name in zip(columns, classes, strict=True)
     )
     body = joined(_row(cells, classes) for cells in rows)
-    inner = element("table", element("caption", caption), element("thead", element("tr", head)), element("tbody", body))
+    inner = element(
+        "table",
+        element("caption", element("div", caption)),
+        element("thead", element("tr", head)),
+        element("tbody", body),
+    )
     return element("div", inner, class_="scroll", role="region", tabindex=0, aria_label=_plain(caption))
 
 

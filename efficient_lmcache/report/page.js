@@ -18,22 +18,35 @@
   }
 
   function dressed(layout) {
+    const family = getComputedStyle(document.body).fontFamily;
     const base = {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode, hovermode: "closest", showlegend: false,
       margin: { l: 8, r: 12, t: 10, b: 8 }, autosize: true, bargap: 0.35,
-      font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: "@quiet" },
-      hoverlabel: { bgcolor: "@hover", bordercolor: "@hover", align: "left", font: { color: "@hover-ink", size: 12.5 } },
+      font: { family, size: 12.5, color: "@quiet" },
+      hoverlabel: { bgcolor: "@hover", bordercolor: "@hover", align: "left", font: { family, color: "@hover-ink", size: 12.5 } },
     };
     const axis = { automargin: true, gridcolor: "@grid", linecolor: "@line", zeroline: false, ticks: "", fixedrange: !dragmode };
     const titled = (own) => ({ ...axis, ...own, title: { standoff: 10, font: { size: 12.5 }, ...(own.title || {}) } });
     return { ...base, ...layout, xaxis: titled({ showgrid: false, showline: true, ...layout.xaxis }), yaxis: titled(layout.yaxis || {}) };
   }
 
-  function draw() {
+  function draw(name, styles) {
+    const { data, layout } = figures[name];
+    const options = { responsive: true, displayModeBar: false, showTips: false };
+    return Plotly.react(name, coloured(data, styles), coloured(dressed(layout), styles), options);
+  }
+
+  // At once, because printing does not wait.
+  function redraw() {
     const styles = getComputedStyle(root);
-    return Promise.all(Object.entries(figures).map(([name, figure]) =>
-      Plotly.react(name, coloured(figure.data, styles), coloured(dressed(figure.layout), styles),
-        { responsive: true, displayModeBar: false, showTips: false })));
+    for (const name of Object.keys(figures)) draw(name, styles);
+  }
+
+  async function drawFirst() {
+    for (const name of Object.keys(figures)) {
+      await draw(name, getComputedStyle(root));
+      await new Promise((rest) => setTimeout(rest));  // the page can be scrolled meanwhile
+    }
   }
 
   function linked() {
@@ -54,11 +67,11 @@
     document.head.append(script);
   }
 
-  library().then(draw).then(linked).then(() => {
+  library().then(drawFirst).then(linked).then(() => {
     root.dataset.drawn = "yes";
-    dark.addEventListener("change", draw);
-    addEventListener("beforeprint", () => { root.dataset.theme = "light"; draw(); });
-    addEventListener("afterprint", () => { delete root.dataset.theme; draw(); });
+    dark.addEventListener("change", redraw);
+    addEventListener("beforeprint", () => { root.dataset.theme = "light"; redraw(); });
+    addEventListener("afterprint", () => { delete root.dataset.theme; redraw(); });
   }).catch((error) => {
     console.error(error);
     document.getElementById("undrawn").hidden = false;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import gzip
 import html
 import json
@@ -60,6 +61,7 @@ def _linker(out: Path) -> Callable[[str], str]:
     return link
 
 
+@functools.cache
 def _library() -> bytes:
     """plotly.js, packed: a third of its size, and browsers unpack it themselves."""
     try:
