@@ -41,6 +41,32 @@ def parse_ids(inside: bytes) -> Tokens:
     return ids.astype(np.uint32)
 
 
+class RecentIds:
+    """Parses prompts of agents that resend their conversation: of a list that goes on from a recent one, only the rest.
+
+    Memory: the latest `max_lists` lists as text and as ids, about 10 bytes per token.
+    """
+
+    def __init__(self, max_lists: int = 64) -> None:
+        self._max_lists = max_lists
+        self._recent: list[tuple[bytes, Tokens]] = []
+
+    def parse(self, inside: bytes) -> Tokens:
+        """As `parse_ids`."""
+        ids = None
+        for place in range(len(self._recent) - 1, -1, -1):
+            text, known = self._recent[place]
+            if inside.startswith(text) and inside[len(text) : len(text) + 1] in (b",", b""):
+                del self._recent[place]
+                ids = np.concatenate((known, parse_ids(inside[len(text) + 1 :])))
+                break
+        if ids is None:
+            ids = parse_ids(inside)
+        self._recent.append((inside, ids))
+        del self._recent[: -self._max_lists]
+        return ids
+
+
 @lru_cache
 def _key_pattern(key: str) -> re.Pattern[bytes]:
     """Matches up to the opening bracket of the list under `key`."""

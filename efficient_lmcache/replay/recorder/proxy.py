@@ -15,6 +15,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
+from efficient_lmcache.replay.recorder.ids import RecentIds
 from efficient_lmcache.replay.recorder.recorder import LiveCall, Recorder
 from efficient_lmcache.replay.recorder.request import RECORDED_PATHS, UNREAD_PATHS, CallRequest, read_request
 from efficient_lmcache.replay.recorder.response import Answer
@@ -53,6 +54,7 @@ class Proxy:
         self._upstream = upstream.rstrip("/")
         self._recorder = recorder
         self._on_call = on_call
+        self._recent = RecentIds()
         self._session: aiohttp.ClientSession
 
     def application(self) -> web.Application:
@@ -112,14 +114,15 @@ class Proxy:
         # Compressed ids could not be taken out.
         headers["Accept-Encoding"] = "identity"
         headers["Content-Length"] = str(len(asked.body))
-        obstacle = asked.obstacle
         async with _Exchange(self._session, self._url(request), request, headers, asked.body) as exchange:
+            if asked.obstacle is not None:
+                return await exchange.relay_call(call, asked.obstacle)
             if not (asked.added and exchange.status in _REFUSALS):
-                return await exchange.serve(call, asked, obstacle)
+                return await exchange.serve(call, Answer(asked.path, asked.added, self._recent))
         # Was it the client's request that was refused, or what we added? The client's own gets the client's answer.
         headers["Content-Length"] = str(len(body))
         async with _Exchange(self._session, self._url(request), request, headers, body) as exchange:
-            return await exchange.serve(call, asked, "the server refuses to be asked for token ids")
+            return await exchange.relay_call(call, "the server refuses to be asked for token ids")
 
     def _url(self, request: web.Request) -> URL:
         return URL(self._upstream + request.raw_path, encoded=True)
@@ -155,17 +158,23 @@ class _Exchange:
         # An answer that has not been read to its end costs its connection, and so ends the call in the server.
         self._response.close()
 
-    async def serve(self, call: LiveCall, asked: CallRequest, obstacle: str | None) -> web.StreamResponse:
-        """Give the client the answer to a call, and write down what became of it."""
+    async def serve(self, call: LiveCall, answer: Answer) -> web.StreamResponse:
+        """Give the client what it asked for of the answer to a call, and write down what became of the call."""
         if self.status != 200:
-            call.fail(await self.relay() or f"HTTP status {self.status}")
-        elif obstacle is not None:
-            broken = await self.relay()
-            call.leave_out(obstacle) if broken is None else call.fail(broken)
-        elif self._response.content_type == "text/event-stream":
-            await self._serve_stream(call, Answer(asked.path, asked.added))
+            return await self.relay_call(call, "")
+        if self._response.content_type == "text/event-stream":
+            await self._serve_stream(call, answer)
         else:
-            await self._serve_body(call, Answer(asked.path, asked.added))
+            await self._serve_body(call, answer)
+        return self.reply
+
+    async def relay_call(self, call: LiveCall, obstacle: str) -> web.StreamResponse:
+        """Pass on the answer to a call that cannot be recorded."""
+        broken = await self.relay()
+        if broken is not None or self.status != 200:
+            call.fail(broken or f"HTTP status {self.status}")
+        else:
+            call.leave_out(obstacle)
         return self.reply
 
     async def relay(self) -> str | None:

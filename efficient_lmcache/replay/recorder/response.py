@@ -16,9 +16,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from efficient_lmcache.replay.recorder.ids import cut_ids, parse_ids
+from efficient_lmcache.replay.recorder.ids import RecentIds, cut_ids, parse_ids
 from efficient_lmcache.replay.recorder.request import RESPONSES
 from efficient_lmcache.replay.trace import Tokens
 
@@ -34,6 +32,7 @@ class Answer:
     Attributes:
         path: the request's.
         strip: `take` returns texts without ids.
+        recent: the prompts of earlier answers, of all calls.
         prompt: uint32 [n]; None until the answer has shown it.
         finished: the model ended its output by itself or at the length asked for.
         error: what the server says went wrong.
@@ -42,6 +41,7 @@ class Answer:
 
     path: str
     strip: bool
+    recent: RecentIds
     prompt: Tokens | None = None
     finished: bool = False
     error: str | None = None
@@ -55,7 +55,7 @@ class Answer:
 
     def output(self) -> Tokens:
         """uint32 [m]: the output's ids so far."""
-        return np.concatenate([np.empty(0, np.uint32), *map(parse_ids, self._outputs)])
+        return parse_ids(b",".join(ids for ids in self._outputs if ids.strip()))
 
     def missing(self, output: Tokens) -> str | None:
         """Why prompt and output are not known exactly; None if they are."""
@@ -82,7 +82,7 @@ class Answer:
         if fields is None:
             return text
         if prompt is not None:
-            self.prompt = parse_ids(prompt)
+            self.prompt = self.recent.parse(prompt)
         if output is not None:
             self._outputs.append(output)
         self._note(fields)
@@ -123,7 +123,7 @@ class Answer:
         if status in ("failed", "cancelled"):
             self.error = f"status {status!r}"
         if len(lists) == len(_RAW_MESSAGES) and self.obstacle is None:
-            self.prompt, self._outputs = parse_ids(lists[0]), [lists[1]]
+            self.prompt, self._outputs = self.recent.parse(lists[0]), [lists[1]]
         return light if self.strip else text
 
     def _note(self, fields: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ class InferredTasks:
         for start in range(0, len(data) - block_bytes + 1, block_bytes):
             key = hash((key, data[start : start + block_bytes]))
             keys.append(key)
-        return self._inference.assign(keys, prompt.tolist(), salt)
+        return self._inference.assign(keys, prompt.data, salt)
 
 
 def display_name(task: str) -> str:
