@@ -43,7 +43,7 @@ def sections(inputs: Inputs, analyses: Analyses, link: Link) -> tuple[Section, .
         Section("capacity", "Host capacity", _capacity(analyses, link)),
         Section("admission", "Write admission", _admission(analyses, link)),
         Section("makespan", "Makespan and host traffic", _makespan(analyses, link)),
-        Section("latency", "Waiting and latency", _latency(analyses)),
+        Section("latency", "Waiting and latency", _latency(analyses, link)),
         Section("thresholds", "Thresholds κ and θ", _thresholds(analyses, link)),
         Section("declined", "Reuse distance of declined chunks", _declined(analyses, link)),
         Section("pressure", "Pressure over time", _pressure(analyses)),
@@ -156,13 +156,13 @@ def _per_pool(analyses: Analyses, draw: Callable[..., Figure | None]) -> list[Pa
     return [part for heading, figure in drawn for part in (element("h4", heading), figure)]
 
 
-def _latency(analyses: Analyses) -> tuple[Part, ...]:
+def _latency(analyses: Analyses, link: Link) -> tuple[Part, ...]:
     served, without = _of_runs(analyses.runs, lambda one: one.server_times, of_tiers=False)
     called, _ = _of_runs(analyses.runs, lambda one: one.call_times)
     if not served and not called:
         return tuple(without)
     times = {row.directory: found for row, found in served}
-    return (tables.latency(called, times), *(without if served else ()))
+    return (tables.latency(called, times, link), *(without if served else ()))
 
 
 def _thresholds(analyses: Analyses, link: Link) -> tuple[Part, ...]:

@@ -140,7 +140,7 @@ def _moment(run: PredictedRun) -> Html:
     return joined((when, element("div", note, class_="bad" if run.older is False else "quiet")))
 
 
-def latency(calls: Sequence[tuple[RunRow, Quantiles]], server: Mapping[str, ServerTimes]) -> Html:
+def latency(calls: Sequence[tuple[RunRow, Quantiles]], server: Mapping[str, ServerTimes], link: Link) -> Html:
     columns = [
         Column("Run", number=False),
         *(Column(name) for name in ("Queue", "First token", "Prefill", "Decode", "Whole request")),
@@ -154,7 +154,7 @@ def latency(calls: Sequence[tuple[RunRow, Quantiles]], server: Mapping[str, Serv
             if times
             else (None,) * 5
         )
-        cells.append([row.name, *map(seconds_text, means), *map(seconds_text, (call.p50, call.p90, call.p99))])
+        cells.append([_named(row, link), *map(seconds_text, means), *map(seconds_text, (call.p50, call.p90, call.p99))])
     caption = (
         "Time per call. Left: the server's means. Right: percentiles from dispatch to response, as the client sees it."
     )
