@@ -8,7 +8,9 @@ are the paper's (median 0.64 s), so that a thousand agents make about 120 calls 
 paper's servers answer to so many. `short`: tasks from their first call on. `paper`: prompts of the paper's mean, 33 K.
 
 Dispatch delay: from the moment the agent would send a call until its body is handed to the open connection, of every
-call of the run, the first ones included. Memory is the client process's peak.
+call of the run, the first ones included. Memory is the client process's peak. The machine's own jitter is printed
+first: how long the same small computation takes on CPU 0, 130 times a second. On a busy machine run all of it under
+`chrt -f 5`.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ def main() -> None:
 
 
 def compare(agents: int, seconds: float, rows: list[str]) -> None:
-    print(f"{agents} agents, {seconds:g} s a run, load of the machine before: {os.getloadavg()[0]:.1f}")
+    p50_ms, p99_ms, max_ms = np.quantile(measure_jitter_s(), (0.5, 0.99, 1.0)) * 1e3
+    print(f"load {os.getloadavg()[0]:.1f}; fixed work p50 {p50_ms:.2f} ms, p99 {p99_ms:.2f} ms, max {max_ms:.1f} ms")
+    print(f"{agents} agents, {seconds:g} s a run")
     print(
         f"{'row':<7}{'client':<9}{'calls':>7}{'calls/s':>9}{'prompt':>9}{'p50':>11}{'p99':>11}{'max':>11}"
         f"{'memory':>11}{'CPU':>7}"
@@ -89,6 +93,19 @@ def compare(agents: int, seconds: float, rows: list[str]) -> None:
             f"p99 {theirs['p99_ms'] / ours['p99_ms']:.0f} x, memory {theirs['memory_mib'] / ours['memory_mib']:.2f} x",
             flush=True,
         )
+
+
+def measure_jitter_s(seconds: float = 10.0) -> list[float]:
+    """Of the same pure computation, again and again as often as a client has something to do."""
+    os.sched_setaffinity(0, {CLIENT_CPU})
+    taken_s, end_s = [], time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        start_s = time.perf_counter()
+        sum(range(20_000))
+        taken_s.append(time.perf_counter() - start_s)
+        time.sleep(1 / 130)
+    os.sched_setaffinity(0, {CLIENT_CPU, SERVER_CPU})
+    return taken_s
 
 
 def measure(role: str, trace: Path, agents: int, seconds: float) -> dict[str, Any]:
@@ -213,7 +230,7 @@ async def serve(port: int) -> None:
 
 
 class Stub(asyncio.Protocol):
-    """Just enough HTTP for one completion per connection. It counts and copies the tokens' text, without parsing it."""
+    """Just enough HTTP for one completion at a time per connection. It counts and copies tokens' text, unparsed."""
 
     latencies_s: Iterator[float] = iter(lambda: random.lognormvariate(np.log(MEDIAN_S), SIGMA), None)
 
@@ -239,6 +256,7 @@ class Stub(asyncio.Protocol):
         prompt_tokens = self.tokens(b'"prompt"').count(b",") + 1
         forced = self.tokens(f'"{FORCED_TOKENS_KEY}"'.encode())
         self.received.clear()
+        self.length_bytes = None
         return b'{"choices":[{"token_ids":[%s]}],"usage":{"prompt_tokens":%d}}' % (forced, prompt_tokens)
 
     def tokens(self, key: bytes) -> bytes:
@@ -246,9 +264,8 @@ class Stub(asyncio.Protocol):
         return bytes(self.received[first : self.received.index(b"]", first)])
 
     def answer(self, body: bytes) -> None:
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         self.transport.write(head % len(body) + body)
-        self.transport.close()
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from efficient_lmcache.replay.spelling import option
 from efficient_lmcache.replay.trace import Call, TraceReader
 
 _HEALTH_TIMEOUT_S = 30.0
+_KEEP_ALIVE_S = 1.0  # a server closes idle connections (vLLM after 5 s), maybe just as the next call is sent on one
 _START_INTERVAL_S = 0.005  # between two slots' starts: longer than reading a task and sending its first call
 _ERROR_TEXT_LENGTH = 500
 _JSON = {"Content-Type": "application/json"}
@@ -158,8 +159,7 @@ class Driver:
             ServerLost: the server stopped answering.
             TraceError: the trace is damaged.
         """
-        # One connection per call: a server may close an idle kept-alive one just as the next call is sent on it.
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
         timeout = aiohttp.ClientTimeout(total=self._options.call_timeout_s)
         tracing = aiohttp.TraceConfig()
         tracing.on_request_chunk_sent.append(self._on_body_sent)
