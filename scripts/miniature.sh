@@ -20,7 +20,7 @@ if [ ! -f "$out/agents.trace" ]; then
     "${elm[@]}" trace import "$source" --tokenizer tekken --tasks "$tasks" --vocab 16384 \
         --out "$out/whole.trace" --force
     # Two cores compute some 15,000 tokens a second: the first calls of every task, and short outputs, are what fits.
-    "${elm[@]}" trace trim "$out/whole.trace" --calls 14 --max-output 8 --out "$out/agents.trace"
+    "${elm[@]}" trace trim "$out/whole.trace" --calls 12 --max-output 8 --out "$out/agents.trace"
     rm "$out/whole.trace"
 fi
 [ -f "$out/model/config.json" ] || "${elm[@]}" model create "$out/model"
