@@ -3,11 +3,13 @@
     python benchmarks/recorder_overhead.py [--prompt-tokens 33234] [--turns 24]
 
 Eight agents take turns; a prompt extends its agent's last one by 700 tokens and has the paper's mean length on average.
-"first" rows are calls of agents that were never seen, whose whole prompt is new. The stub answers at once, with bodies
-made beforehand in vLLM's forms; asked for token ids it sends them too (200 KB of JSON), as vLLM does. Stub, proxy and
-client are processes of their own. The difference within a pair is what the proxy adds: median and 99th percentile; a
-machine's noise hits both sides of the ratio. What vLLM itself pays to write the ids is not in it; it is printed where
-vLLM is installed.
+"first" rows are calls of agents that were never seen, whose whole prompt is new; "untouched" rows pass as many bytes
+through the proxy without recording, which is what any proxy of this kind costs. The stub answers at once, with bodies
+made beforehand in vLLM's forms, in a stream with a pause between tokens; asked for token ids it sends them too (200 KB
+of JSON), as vLLM does. Stub, proxy and client are processes of their own. The difference within a pair is what the
+proxy adds: median and 99th percentile. Where other work disturbs the clock, the proxy's processor time per call still
+tells; of a stream most of it falls between tokens. What vLLM itself pays to write the ids is printed last, where vLLM
+is installed.
 """
 
 from __future__ import annotations
@@ -24,15 +26,19 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import aiohttp
 from aiohttp import web
 
 VOCABULARY = 131_072
-OUTPUT_TOKENS = 64
+OUTPUT_TOKENS = 16
+TOKEN_S = 0.002
 AGENTS = 8
 STRANGERS = 40  # agents of a single call
 GROWTH_TOKENS = 700
+CHAT = "/v1/chat/completions"
+UNTOUCHED = "/untouched"  # a path that the proxy only passes on; the stub's answer has the ids
 PROXY = "import typer; from efficient_lmcache.replay.recorder.cli_record import record; typer.run(record)"
 
 
@@ -62,7 +68,7 @@ def _serve(prompt_tokens: int, turns: int) -> None:
 
     async def answer(request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        ids = b'"return_token_ids":true' in body[-64:]
+        ids = request.path == UNTOUCHED or b'"return_token_ids":true' in body[-64:]
         whole, events = bodies[request.headers["X-Call"], ids]
         if b'"stream": true' not in body:
             return web.Response(body=whole, content_type="application/json")
@@ -70,11 +76,13 @@ def _serve(prompt_tokens: int, turns: int) -> None:
         await reply.prepare(request)
         for event in events:
             await reply.write(event)
+            await asyncio.sleep(TOKEN_S)
         return reply
 
     async def run() -> None:
         application = web.Application(client_max_size=1 << 26)
-        application.router.add_post("/v1/chat/completions", answer)
+        application.router.add_post(CHAT, answer)
+        application.router.add_post(UNTOUCHED, answer)
         runner = web.AppRunner(application, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -114,7 +122,7 @@ def _json(fields: object) -> bytes:
 
 async def _measure(prompt_tokens: int, turns: int) -> None:
     """Prints a row per kind of call."""
-    print(f"{'call':<24}{'direct':>11}{'proxied':>11}{'ratio':>8}{'added, median':>16}{'p99':>11}")
+    print(f"{'call':<24}{'direct':>11}{'proxied':>11}{'ratio':>8}{'added, median':>16}{'p99':>11}{'proxy CPU':>12}")
     agents = [f"{agent} {turn}" for turn in range(turns) for agent in range(AGENTS)]
     strangers = [f"{agent} first" for agent in range(AGENTS, AGENTS + STRANGERS)]
     text = "lorem ipsum " * (prompt_tokens // 3)
@@ -128,10 +136,13 @@ async def _measure(prompt_tokens: int, turns: int) -> None:
                         "-c", PROXY, "--upstream", url, "--listen", "127.0.0.1:0", *options, *["--private"] * private
                     )
                     try:
-                        name = f"{'stream' if stream else 'plain'}{', private' * private}"
-                        pairs = await _pairs(url, proxy_url, text, stream, agents)
-                        _print_row(name, *(side[AGENTS:] for side in pairs))
-                        _print_row(f"{name}, first", *await _pairs(url, proxy_url, text, stream, strangers))
+                        rows = [(agents, "", CHAT), (strangers, ", first", CHAT)]
+                        for calls, kind, path in [*rows, *[(agents, ", untouched", UNTOUCHED)] * (not private)]:
+                            used_s = _processor_s(proxy.pid)
+                            pairs = await _pairs(url, proxy_url, text, stream, calls, path)
+                            used_s = (_processor_s(proxy.pid) - used_s) / len(calls)
+                            name = f"{'stream' if stream else 'plain'}{', private' * private}{kind}"
+                            _print_row(name, pairs, used_s)
                     finally:
                         proxy.terminate()
                         proxy.communicate()
@@ -150,30 +161,38 @@ def _start(*arguments: str) -> tuple[subprocess.Popen[str], str]:
     return process, match[1]
 
 
-async def _pairs(direct: str, proxied: str, text: str, stream: bool, calls: list[str]) -> list[list[float]]:
+async def _pairs(
+    direct: str, proxied: str, text: str, stream: bool, calls: list[str], path: str = CHAT
+) -> list[list[float]]:
     """Seconds of each call, direct and proxied; which side goes first changes from pair to pair."""
     seconds: list[list[float]] = [[], []]
     body = json.dumps({"messages": [{"role": "user", "content": text}], "model": "m", "stream": stream})
     async with aiohttp.ClientSession() as session:
         for number, call in enumerate(calls):
             headers = {"Content-Type": "application/json", "X-Task-Id": call.split()[0], "X-Call": call}
-            sides = [(0, direct), (1, proxied)]
+            sides = [(0, direct + CHAT), (1, proxied + path)]
             for side, url in sides if number % 2 else reversed(sides):
                 start_s = time.perf_counter()
-                async with session.post(f"{url}/v1/chat/completions", data=body, headers=headers) as response:
+                async with session.post(url, data=body, headers=headers) as response:
                     await response.read()
                     assert response.status == 200
                 seconds[side].append(time.perf_counter() - start_s)
     return seconds
 
 
-def _print_row(name: str, direct: list[float], proxied: list[float]) -> None:
-    added = [1e3 * (b - a) for a, b in zip(direct, proxied, strict=True)]
-    median_direct, median_proxied = (1e3 * statistics.median(side) for side in (direct, proxied))
+def _processor_s(process_id: int) -> float:
+    """Processor time that a process has used, user and system."""
+    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _print_row(name: str, pairs: list[list[float]], used_s: float) -> None:
+    added = [1e3 * (proxied - direct) for direct, proxied in zip(*pairs, strict=True)]
+    direct, proxied = (1e3 * statistics.median(side) for side in pairs)
     p99 = statistics.quantiles(added, n=100)[98]
     print(
-        f"{name:<24}{median_direct:>8.2f} ms{median_proxied:>8.2f} ms{median_proxied / median_direct:>8.2f}"
-        f"{statistics.median(added):>13.2f} ms{p99:>8.2f} ms",
+        f"{name:<24}{direct:>8.2f} ms{proxied:>8.2f} ms{proxied / direct:>8.2f}"
+        f"{statistics.median(added):>13.2f} ms{p99:>8.2f} ms{1e3 * used_s:>9.2f} ms",
         flush=True,
     )
 

@@ -2,7 +2,7 @@
 
 Ids are the prompt's UTF-8 bytes; the output is the alphabet from where the prompt's length says. A request may ask
 for a fault in its "fault" field: status500, refuse_ids (400 if asked for ids), drop (the connection breaks after the
-first output token), hang (after the first output token), no_ids, unfinished (a stream without a finish reason).
+first output token), hang (after the first output token), no_ids, no_integers, unfinished (no finish reason).
 
     python recorder_upstream.py PORT
 """
@@ -75,10 +75,13 @@ class Answer:
         count = body.get("max_tokens") or body.get("max_output_tokens") or 4
         self.output = [97 + (len(self.prompt) + i) % 26 for i in range(count)]
         self.usage = {"prompt_tokens": len(self.prompt), "completion_tokens": count}
+        self.no_integers = body.get("fault") == "no_integers"
         self.n = body.get("n") or 1
 
-    def given(self, ids: list[int]) -> list[int] | None:
-        return ids if self.ids else None
+    def given(self, ids: list[int]) -> list[Any] | None:
+        if not self.ids:
+            return None
+        return [None, *ids] if self.no_integers else ids
 
     def head(self, kind: str) -> dict[str, Any]:
         return {"id": "x", "object": kind, "created": 1, "model": "m"}

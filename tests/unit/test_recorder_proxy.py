@@ -61,6 +61,7 @@ async def test_a_client_that_asks_for_ids_gets_them_too(out: Path, path: str, st
         ("/v1/completions", {"prompt": [[1], [2]]}, "several prompts in one request"),
         ("/v1/completions", {"echo": True}, "echo"),
         ("/v1/chat/completions", {"fault": "no_ids"}, "the server returned no prompt ids"),
+        ("/v1/chat/completions", {"fault": "no_integers"}, "the server's token ids are not all integers"),
         ("/v1/chat/completions", {"fault": "refuse_ids"}, "the server refuses to be asked for token ids"),
         ("/v1/responses", {"background": True}, "background response"),
         (

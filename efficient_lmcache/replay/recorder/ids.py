@@ -13,26 +13,30 @@ import numpy as np
 
 from efficient_lmcache.replay.trace import MAX_VOCAB_SIZE, Tokens
 
+_NESTED = (b'"', b"[", b"{")
 _ID_LIST_BYTES = b"0123456789, \t\r\n"
 
 
 def cut_ids(text: bytes, key: str, replacement: bytes = b"null", start: int = 0) -> tuple[bytes, bytes | None]:
     """`text` with the first list under `key` from `start` on replaced, and the inside of that list.
 
-    The text as it is, and None, where there is no such list or it holds anything but non-negative integers.
+    The text as it is, and None, where there is no such list or it holds strings, lists or objects. What is in it is
+    left to `parse_ids`, for most lists are long and most of them known already.
     """
     match = _key_pattern(key).search(text, start)
     if match is None:
         return text, None
     end = text.find(b"]", match.end())
     inside = text[match.end() + 1 : end]
-    if end < 0 or inside.translate(None, _ID_LIST_BYTES):
+    if end < 0 or any(opening in inside for opening in _NESTED):
         return text, None
     return text[: match.end()] + replacement + text[end + 1 :], inside
 
 
 def parse_ids(inside: bytes) -> Tokens:
-    """uint32 [n], n >= 0: the ids of what `cut_ids` cut out. ValueError for an id that no trace can hold."""
+    """uint32 [n], n >= 0: the ids of what `cut_ids` cut out. ValueError for what no trace can hold."""
+    if inside.translate(None, _ID_LIST_BYTES):
+        raise ValueError("the server's token ids are not all integers")
     if not inside.strip():
         return np.empty(0, np.uint32)
     ids = np.fromstring(inside, np.int64, sep=",")

@@ -8,7 +8,7 @@ so that counting words tells nothing.
 Of a prefix, a pseudorandom function gives two numbers a, b, and the token x after it becomes (a x + b) mod p, p the
 first prime not below the vocabulary; results outside the vocabulary are mapped again until they are inside. That is
 a bijection of the vocabulary for each prefix: tokens that differ after the same prefix never collide, and which two
-they are cannot be told from two pseudonyms. The function is keyed BLAKE2b over blocks of 64 tokens, each chained to the
+they are cannot be told from two pseudonyms. The function is keyed BLAKE2b over blocks of 16 tokens, each chained to the
 one before, and inside a block SipHash-1-3 under the block's own key, computed for all blocks at once.
 """
 
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from efficient_lmcache.replay.trace import Tokens, common_prefix_tokens
 
 KEY_BYTES = 32
-BLOCK_TOKENS = 64
+BLOCK_TOKENS = 16  # more hashes of a new prompt, but fewer steps for the little that most prompts add
 MEMORY_TOKENS = 1 << 23
 MAX_VOCAB_SIZE = 1 << 31  # products of two ids fit 64 bits
 _DIGEST_BYTES = 16

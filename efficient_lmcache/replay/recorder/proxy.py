@@ -251,7 +251,11 @@ def _settle(call: LiveCall, answer: Answer) -> None:
     if answer.error is not None or not answer.finished:
         call.fail(answer.error or "the answer has no end")
         return
-    output = answer.output()
+    try:
+        output = answer.output()
+    except ValueError as error:
+        call.leave_out(str(error))
+        return
     missing = answer.missing(output)
     if missing is not None or answer.prompt is None:
         call.leave_out(missing or "")

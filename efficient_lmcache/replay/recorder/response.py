@@ -54,7 +54,7 @@ class Answer:
         return self._take_response(text) if self.path == RESPONSES else self._take_choice(text)
 
     def output(self) -> Tokens:
-        """uint32 [m]: the output's ids so far."""
+        """uint32 [m]: the output's ids so far. ValueError where they cannot be ids."""
         return parse_ids(b",".join(ids for ids in self._outputs if ids.strip()))
 
     def missing(self, output: Tokens) -> str | None:
@@ -82,7 +82,7 @@ class Answer:
         if fields is None:
             return text
         if prompt is not None:
-            self.prompt = self.recent.parse(prompt)
+            self._take_prompt(prompt)
         if output is not None:
             self._outputs.append(output)
         self._note(fields)
@@ -123,8 +123,15 @@ class Answer:
         if status in ("failed", "cancelled"):
             self.error = f"status {status!r}"
         if len(lists) == len(_RAW_MESSAGES) and self.obstacle is None:
-            self.prompt, self._outputs = self.recent.parse(lists[0]), [lists[1]]
+            self._take_prompt(lists[0])
+            self._outputs = [lists[1]]
         return light if self.strip else text
+
+    def _take_prompt(self, inside: bytes) -> None:
+        try:
+            self.prompt = self.recent.parse(inside)
+        except ValueError as error:
+            self.obstacle = str(error)
 
     def _note(self, fields: dict[str, Any]) -> None:
         if fields.get("error"):

@@ -63,7 +63,7 @@ def record(upstream: str, listen: str, options: RecordOptions, console: Console)
 
 async def _serve(upstream: str, address: tuple[str, int], recorder: Recorder, console: Console) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    with console.status("recording") as status:
+    with console.status("recording", refresh_per_second=2) as status:
         proxy = Proxy(upstream, recorder, lambda: status.update(progress_text(recorder.tally)))
         runner = web.AppRunner(
             proxy.application(), access_log=None, handler_cancellation=True, shutdown_timeout=_GRACE_S
