@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from efficient_lmcache.replay.cli_trace import Force, Out, TracePath, _check_output, _user_errors
+from efficient_lmcache.replay.cli_common import check_output, user_errors
+from efficient_lmcache.replay.cli_trace import Force, Out, TracePath
 from efficient_lmcache.replay.condense import (
     CONDENSERS,
     Condenser,
@@ -56,9 +57,9 @@ def condense(
         "max_size": max_size,
         "summary_tokens": summary_tokens,
     }
-    with _user_errors():
+    with user_errors():
         chosen = _condenser(condenser, {name: value for name, value in options.items() if value is not None})
-        _check_output(out, force)
+        check_output(out, force)
         with progress_bar("condensing", "tasks") as progress:
             counts = write_condensed(trace, out, chosen, progress)
         with progress_bar("measuring", "tasks") as progress, TraceReader(trace) as before, TraceReader(out) as after:

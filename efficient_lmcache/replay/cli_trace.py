@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,18 +11,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from efficient_lmcache.replay.cli_common import check_output, user_errors
 from efficient_lmcache.replay.describe import describe
 from efficient_lmcache.replay.importers.formats import IMPORTERS
 from efficient_lmcache.replay.importers.importing import AUTO, import_recording
 from efficient_lmcache.replay.progress_bar import progress_bar
 from efficient_lmcache.replay.synthesize import Workload
 from efficient_lmcache.replay.synthesize import synthesize as write_synthetic
-from efficient_lmcache.replay.trace import TraceError, TraceReader
+from efficient_lmcache.replay.trace import TraceReader
 from efficient_lmcache.replay.trim import trim as write_trimmed
 
 app = typer.Typer(help="Import, synthesize, inspect and trim traces.", no_args_is_help=True)
 
-USER_ERROR = 2
 _DEFAULT = Workload()
 
 TracePath = Annotated[Path, typer.Argument(metavar="T", help="A trace.")]
@@ -47,8 +45,8 @@ def import_(
     force: Force = False,
 ) -> None:
     """Make a trace of recorded agents or requests."""
-    with _user_errors():
-        _check_output(out, force)
+    with user_errors():
+        check_output(out, force)
         with progress_bar("importing", "tasks") as progress:
             import_recording(
                 source,
@@ -82,7 +80,7 @@ def synthesize(
     force: Force = False,
 ) -> None:
     """Make a trace of synthetic agents; the defaults have the shape of the paper's workload."""
-    with _user_errors():
+    with user_errors():
         workload = Workload(
             tasks=tasks,
             calls_per_task=calls_per_task,
@@ -96,7 +94,7 @@ def synthesize(
             max_prompt_tokens=max_prompt,
             median_gap_s=median_gap,
         )
-        _check_output(out, force)
+        check_output(out, force)
         with progress_bar("synthesizing", "tasks") as progress:
             write_synthetic(out, workload, progress)
         _say_written(out)
@@ -109,7 +107,7 @@ def info(
     verify: Annotated[bool, typer.Option("--verify", help="Check every byte and record as well.")] = False,
 ) -> None:
     """Show what a trace contains and how much of its prompts repeats."""
-    with _user_errors(), TraceReader(trace) as reader:
+    with user_errors(), TraceReader(trace) as reader:
         if verify:
             with progress_bar("verifying", "tasks") as progress:
                 reader.verify(progress)
@@ -132,8 +130,8 @@ def trim(
     force: Force = False,
 ) -> None:
     """Make a smaller trace of a trace; its manifest records how."""
-    with _user_errors():
-        _check_output(out, force)
+    with user_errors():
+        check_output(out, force)
         with progress_bar("trimming", "tasks") as progress:
             write_trimmed(
                 trace,
@@ -145,25 +143,6 @@ def trim(
                 progress=progress,
             )
         _say_written(out)
-
-
-@contextmanager
-def _user_errors() -> Iterator[None]:
-    """What a user can do wrong ends as one line on stderr and exit code 2."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(USER_ERROR) from None
-
-
-def _check_output(out: Path, force: bool) -> None:
-    if not out.parent.is_dir():
-        raise TraceError(f"--out {out}: there is no directory {out.parent}; make it first")
-    if out.is_dir():
-        raise TraceError(f"--out {out}: is a directory; name a file")
-    if out.exists() and not force:
-        raise TraceError(f"{out}: exists already; name another file or pass --force")
 
 
 def _say_written(out: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-USER_ERROR = 2
+from efficient_lmcache.replay.cli_common import check_output, user_errors
 
 
 def report(
@@ -21,12 +21,9 @@ def report(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,
 ) -> None:
     """Show runs as one self-contained page: tables, predictions against measurements, interactive plots."""
-    try:
-        _check_output(out, force)
+    with user_errors():
+        check_output(out, force)
         size_bytes = write_report(runs, out, trace or [])
-    except (ValueError, OSError, ImportError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(USER_ERROR) from None
     typer.echo(f"{out}: {size_bytes / 1e6:.1f} MB")
 
 
@@ -45,12 +42,3 @@ def write_report(runs: list[Path], out: Path, traces: list[Path]) -> int:
     partial.write_bytes(written)
     partial.replace(out)
     return len(written)
-
-
-def _check_output(out: Path, force: bool) -> None:
-    if not out.parent.is_dir():
-        raise ValueError(f"--out {out}: there is no directory {out.parent}; make it first")
-    if out.is_dir():
-        raise ValueError(f"--out {out}: is a directory; name a file")
-    if out.exists() and not force:
-        raise ValueError(f"{out}: exists already; name another file or pass --force")

@@ -1,25 +1,10 @@
-"""What the sizing commands share: how users' errors end, and what a figure's path must be."""
+"""What the sizing commands share: what a figure's path must be."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import typer
-
-USER_ERROR = 2
 _FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
-
-
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """What a user can do wrong, a missing package included, ends as one line on stderr and exit code 2."""
-    try:
-        yield
-    except (ValueError, OSError, ImportError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(USER_ERROR) from None
 
 
 def check_figure(path: Path | None) -> None:

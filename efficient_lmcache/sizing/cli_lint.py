@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from efficient_lmcache.replay.cli_common import user_errors
 from efficient_lmcache.replay.progress_bar import progress_bar
-from efficient_lmcache.sizing.cli_common import check_figure, user_errors
+from efficient_lmcache.sizing.cli_common import check_figure
 
 
 def lint(

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from efficient_lmcache.sizing.cli_common import check_figure, user_errors
+from efficient_lmcache.replay.cli_common import user_errors
+from efficient_lmcache.sizing.cli_common import check_figure
 
 if TYPE_CHECKING:
     from efficient_lmcache.sizing.inputs import PlanOptions

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from efficient_lmcache.replay.cli_common import user_errors
 from efficient_lmcache.replay.progress_bar import progress_bar
-from efficient_lmcache.sizing.cli_common import check_figure, user_errors
+from efficient_lmcache.sizing.cli_common import check_figure
 
 _WHOLE_FROM = 1000.0
 _DISTRIBUTIONS = {

@@ -1,0 +1,31 @@
+"""What the commands share: how users' errors end, and where they may write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+USER_ERROR_STATUS = 2
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """What a user can do wrong, a missing package included, ends as one line on stderr and exit code 2."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(USER_ERROR_STATUS) from None
+
+
+def check_output(out: Path, force: bool) -> None:
+    """ValueError, before anything is computed, where no file can be written or one would be lost."""
+    if not out.parent.is_dir():
+        raise ValueError(f"--out {out}: there is no directory {out.parent}; make it first")
+    if out.is_dir():
+        raise ValueError(f"--out {out}: is a directory; name a file")
+    if out.exists() and not force:
+        raise ValueError(f"{out}: exists already; name another file or pass --force")
