@@ -203,9 +203,9 @@ def changed(index: int, **fields: Any) -> Row:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ([], "line 2: a trajectory is a JSON object, not a list"),
-        ({**task(), "instance_id": 3}, "line 2: instance_id must be a text, not 3"),
-        ({**task(), "messages": None}, "line 2: messages must be a list, not NoneType"),
+        ([], r"line 2 must be a JSON object, not \[\]"),
+        ({**task(), "instance_id": 3}, "line 2: instance_id must be a non-empty text, not 3"),
+        ({**task(), "messages": None}, "line 2: messages must be a list of objects, not None"),
         ({**task(), "trajectory_format": "mini-swe-agent-9"}, "trajectory_format is 'mini-swe-agent-9'; this build"),
         (changed(1, role="robot"), r"line 2: messages\[1\].role is 'robot'; allowed are system"),
         (changed(1, content=None), r"line 2: messages\[1\].content must be text or a list of text parts, not NoneType"),
@@ -237,11 +237,13 @@ def test_a_call_without_a_prompt_is_malformed(tmp_path: Path) -> None:
 def test_unreadable_sources_are_named(tmp_path: Path) -> None:
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(json.dumps(task()).encode() * 50)[:-20])
     (tmp_path / "text.jsonl").write_text("hello\n")
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
     (tmp_path / "notes.txt").write_text("hello\n")
     (tmp_path / "empty").mkdir()
     for name, message in (
         ("cut.jsonl.gz", "cut.jsonl.gz: cannot be read after line 0"),
         ("text.jsonl", "text.jsonl: line 1: not JSON"),
+        ("deep.jsonl", "deep.jsonl: line 1: not a record: nested too deep"),
         ("notes.txt", "unknown kind of file; allowed are"),
         ("empty", r"holds no \*\.traj\.json"),
         ("absent.jsonl", "no such file or directory"),

@@ -57,7 +57,7 @@ def import_recording(
             made-up ids are below it; 16,384 by default.
         progress: called with (tasks written, tasks in all).
 
-    Raises ValueError (TraceError or RecordingError) naming file, record and field of what is malformed, or saying which
+    Raises ValueError (RecordingError or TraceError) naming file, record and field of what is malformed, or saying which
     argument does not fit.
     """
     source = Path(source)

@@ -7,15 +7,11 @@ from typing import Any
 
 from efficient_lmcache.replay.importers import records
 from efficient_lmcache.replay.importers.records import RecordError
-from efficient_lmcache.replay.trace import TraceError
 
 
 def role_and_text(row: dict[str, Any], where: str) -> tuple[str, str]:
-    """A message's role and text; RecordError names the field that is malformed."""
-    try:
-        return records.text(row, "role", where), message_text(row, where)
-    except TraceError as error:
-        raise RecordError(str(error)) from error
+    """A message's role and text; RecordError names the field that is malformed, as all functions here."""
+    return records.text(row, "role", where), message_text(row, where)
 
 
 def message_text(row: dict[str, Any], where: str) -> str:
@@ -27,17 +23,17 @@ def message_text(row: dict[str, Any], where: str) -> str:
     if content is None and tool_calls:
         content = ""
     if not isinstance(content, str):
-        raise TraceError(f"{where}.content must be text or a list of text parts, not {type(content).__name__}")
+        raise RecordError(f"{where}.content must be text or a list of text parts, not {type(content).__name__}")
     for number, call in enumerate(tool_calls):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise TraceError(f"{where}.tool_calls[{number}].function must be an object with a name")
+            raise RecordError(f"{where}.tool_calls[{number}].function must be an object with a name")
         shown = json.dumps({"name": function["name"], "arguments": function.get("arguments")}, ensure_ascii=False)
         content += f"\n<tool_call>\n{shown}\n</tool_call>"
     try:
         content.encode("utf-8")  # which a JSON escape such as \ud800 cannot be
     except UnicodeEncodeError as error:
-        raise TraceError(f"{where}: its text is not Unicode: {error}") from error
+        raise RecordError(f"{where}: its text is not Unicode: {error}") from error
     return content
 
 
@@ -45,15 +41,15 @@ def _part(part: Any, where: str) -> str:
     if isinstance(part, dict) and isinstance(part.get("text"), str):
         return str(part["text"])
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise TraceError(f"{where} is of type {kind!r}; only text parts are supported")
+    raise RecordError(f"{where} is of type {kind!r}; only text parts are supported")
 
 
 def optional(row: dict[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
-    """The value of `key`, None where absent or null; TraceError where it is of another type or a negative number."""
+    """The value of `key`, None where absent or null; RecordError where it is of another type or a negative number."""
     value = row.get(key)
     names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-        raise TraceError(f"{where}.{key} must be {names}, not {type(value).__name__}")
+        raise RecordError(f"{where}.{key} must be {names}, not {type(value).__name__}")
     if isinstance(value, (int, float)) and not 0 <= value < float("inf"):
-        raise TraceError(f"{where}.{key} is {value}; it must be a finite number >= 0")
+        raise RecordError(f"{where}.{key} is {value}; it must be a finite number >= 0")
     return value

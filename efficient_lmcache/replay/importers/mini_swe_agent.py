@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
+from efficient_lmcache.replay.importers.records import RecordError
 from efficient_lmcache.replay.importers.tasks import DECODE_TOKENS_PER_S, TextCall, TextTask, pause_s
 from efficient_lmcache.replay.importers.trajectory_files import Message, Trajectory, read_trajectories
-from efficient_lmcache.replay.trace import TraceError
 
 ASSUMPTIONS = (
     "messages are rendered as ChatML; an output is the assistant's text, its tool calls and the end-of-turn marker",
@@ -25,13 +25,13 @@ ASSUMPTIONS = (
 
 
 def tasks(source: Path) -> Iterator[TextTask]:
-    """Every trajectory as a task; TraceError names file, line and field of what is malformed."""
+    """Every trajectory as a task; RecordError names file, line and field of what is malformed."""
     for task in read_tasks(source):
         _check_intervals(task)
         yield task
 
 
-def read_tasks(source: Path, skip: Callable[[TraceError], None] | None = None) -> Iterator[TextTask]:
+def read_tasks(source: Path, skip: Callable[[RecordError], None] | None = None) -> Iterator[TextTask]:
     """The same, of messages that need not tell their times: intervals that they do not tell are nan.
 
     With `skip`, a malformed trajectory is left out, and `skip` called with its error.
@@ -39,7 +39,7 @@ def read_tasks(source: Path, skip: Callable[[TraceError], None] | None = None) -
     for trajectory in read_trajectories(source, skip):
         try:
             task = trajectory_task(trajectory)
-        except TraceError as error:
+        except RecordError as error:
             if skip is None:
                 raise
             skip(error)
@@ -56,7 +56,7 @@ def trajectory_task(trajectory: Trajectory) -> TextTask:
         if message.role != "assistant":
             continue
         if number == 0:
-            raise TraceError(f"{trajectory.where}: messages[0] is the assistant's; a call needs a prompt before it")
+            raise RecordError(f"{trajectory.where}: messages[0] is the assistant's; a call needs a prompt before it")
         interval_s = 0.0 if previous is None else _interval_s(trajectory, previous, number)
         calls.append(TextCall(said[:number], message.text, interval_s, message.created_s))
         previous = number
@@ -78,7 +78,7 @@ def _check_intervals(task: TextTask) -> None:
     """Every version of mini-swe-agent records times; what lacks them is another program's."""
     for before, call in pairwise(task.calls):
         if math.isnan(call.interval_s):
-            raise TraceError(
+            raise RecordError(
                 f"{task.where}: messages[{len(before.messages)}] and messages[{len(call.messages)}] need timestamps, "
                 "or extra.response with created and usage.completion_tokens, to tell the time between the two calls"
             )

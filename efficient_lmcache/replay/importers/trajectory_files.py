@@ -8,21 +8,20 @@ and get their observations as role ``tool``, that every message has a timestamp,
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from efficient_lmcache.replay.importers import records
 from efficient_lmcache.replay.importers.messages import message_text, optional
-from efficient_lmcache.replay.trace import TraceError
+from efficient_lmcache.replay.importers.records import RecordError, RecordingError
 
 FORMATS = ("mini-swe-agent-1", "mini-swe-agent-1.1")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _UNSENT_ROLE = "exit"
+_SINGLE = ".traj.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,92 +43,66 @@ class Trajectory:
     messages: tuple[Message, ...]
     where: str
 
-    @property
-    def calls(self) -> int:
-        return sum(message.role == "assistant" for message in self.messages)
 
-
-def read_trajectories(source: Path, skip: Callable[[TraceError], None] | None = None) -> Iterator[Trajectory]:
+def read_trajectories(source: Path, skip: Callable[[RecordError], None] | None = None) -> Iterator[Trajectory]:
     """Every trajectory, a file's in its order, a directory's by path.
 
-    TraceError names file, line and field of what is malformed; with `skip`, a malformed trajectory is left out instead,
-    and `skip` called with its error.
+    RecordError names file, line and field of what is malformed; with `skip`, a malformed trajectory is left out
+    instead, and `skip` called with its error. RecordingError for what cannot be read at all.
     """
+    for read in _readers(source):
+        try:
+            trajectory = read()
+        except RecordError as error:
+            if skip is None:
+                raise
+            skip(error)
+        else:
+            yield trajectory
+
+
+def _readers(source: Path) -> Iterator[Callable[[], Trajectory]]:
+    """What reads each trajectory."""
     if not source.exists():
-        raise TraceError(f"{source}: no such file or directory")
+        raise RecordingError(f"{source}: no such file or directory")
     if source.is_dir():
-        files = sorted(source.rglob("*.traj.json"))
+        files = sorted(source.rglob(f"*{_SINGLE}"))
         if not files:
-            raise TraceError(f"{source}: holds no *.traj.json")
-        for file in files:
-            yield from _good(partial(_read_single, file), skip)
-    elif source.name.endswith(".traj.json"):
-        yield from _good(partial(_read_single, source), skip)
+            raise RecordingError(f"{source}: holds no *{_SINGLE}")
+        yield from (partial(_read_single, file) for file in files)
+    elif source.name.endswith(_SINGLE):
+        yield partial(_read_single, source)
     elif source.name.endswith((".jsonl", ".jsonl.gz")):
-        yield from _read_lines(source, skip)
+        yield from (partial(_read_line, line, where) for where, line in records.lines(source))
     else:
-        raise TraceError(f"{source}: unknown kind of file; allowed are *.jsonl, *.jsonl.gz, *.traj.json or a directory")
-
-
-def _good(read: Callable[[], Trajectory], skip: Callable[[TraceError], None] | None) -> Iterator[Trajectory]:
-    try:
-        trajectory = read()
-    except TraceError as error:
-        if skip is None:
-            raise
-        skip(error)
-    else:
-        yield trajectory
+        raise RecordingError(
+            f"{source}: unknown kind of file; allowed are *.jsonl, *.jsonl.gz, *{_SINGLE} or a directory"
+        )
 
 
 def _read_single(file: Path) -> Trajectory:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"{file}: cannot be read: {error}") from error
-    return _parse(text, str(file), default_id=file.name.removesuffix(".traj.json"))
+    return _parse(records.read_object(file), str(file), default_id=file.name.removesuffix(_SINGLE))
 
 
-def _read_lines(file: Path, skip: Callable[[TraceError], None] | None) -> Iterator[Trajectory]:
-    number = 0
-    try:
-        with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else open(file, encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    where = f"{file}: line {number}"
-                    yield from _good(partial(_parse, line, where, default_id=None), skip)
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise TraceError(f"{file}: cannot be read after line {number}: {error}") from error
+def _read_line(line: bytes, where: str) -> Trajectory:
+    return _parse(records.parse_object(line, where), where, default_id=None)
 
 
-def _parse(text: str, where: str, default_id: str | None) -> Trajectory:
-    try:
-        record = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise TraceError(f"{where}: not JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise TraceError(f"{where}: a trajectory is a JSON object, not a {type(record).__name__}")
+def _parse(record: dict[str, Any], where: str, default_id: str | None) -> Trajectory:
     version = record.get("trajectory_format", FORMATS[0])
     if version not in FORMATS:
-        raise TraceError(f"{where}: trajectory_format is {version!r}; this build reads {', '.join(FORMATS)}")
-    task_id = record.get("instance_id", default_id)
-    if not isinstance(task_id, str) or not task_id:
-        raise TraceError(f"{where}: instance_id must be a text, not {task_id!r}")
-    rows = record.get("messages")
-    if not isinstance(rows, list):
-        raise TraceError(f"{where}: messages must be a list, not {type(rows).__name__}")
-    parsed = (_message(row, f"{where}: messages[{number}]") for number, row in enumerate(rows))
+        raise RecordError(f"{where}: trajectory_format is {version!r}; this build reads {', '.join(FORMATS)}")
+    task_id = records.text({"instance_id": default_id, **record}, "instance_id", where)
+    parsed = (_message(row, place) for row, place in records.objects(record, "messages", where))
     return Trajectory(task_id, tuple(message for message in parsed if message.role != _UNSENT_ROLE), where)
 
 
-def _message(row: Any, where: str) -> Message:
-    if not isinstance(row, dict):
-        raise TraceError(f"{where} must be an object, not {type(row).__name__}")
+def _message(row: dict[str, Any], where: str) -> Message:
     if row.get("object") == "response":
-        raise TraceError(f"{where} is an OpenAI Responses-API object; only chat-completions recordings are supported")
+        raise RecordError(f"{where} is an OpenAI Responses-API object; only chat-completions recordings are supported")
     role = row.get("role")
     if role not in (*_ROLES, _UNSENT_ROLE):
-        raise TraceError(f"{where}.role is {role!r}; allowed are {', '.join(_ROLES)} and {_UNSENT_ROLE}")
+        raise RecordError(f"{where}.role is {role!r}; allowed are {', '.join(_ROLES)} and {_UNSENT_ROLE}")
     extra = optional(row, "extra", dict, where) or {}
     response = optional(extra, "response", dict, f"{where}.extra") or {}
     usage = optional(response, "usage", dict, f"{where}.extra.response") or {}

@@ -24,7 +24,7 @@ from efficient_lmcache.replay.importers.openhands_files import (
 from efficient_lmcache.replay.importers.records import RecordError
 from efficient_lmcache.replay.importers.rendering import RENDERED, rendered_calls
 from efficient_lmcache.replay.importers.tasks import TextTask
-from efficient_lmcache.replay.trace import Call, TraceError
+from efficient_lmcache.replay.trace import Call
 from efficient_lmcache.sizing.readers.trajectories import TextRecording
 
 
@@ -48,10 +48,7 @@ class OpenHandsHistories(TextRecording):
 
 
 def _history_task(line: bytes, where: str) -> TextTask:
-    try:
-        return trajectory_task(parse_history(line, where))
-    except TraceError as error:
-        raise RecordError(str(error)) from error
+    return trajectory_task(parse_history(line, where))
 
 
 class OpenHandsCompletions(TextRecording):
