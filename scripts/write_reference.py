@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from efficient_lmcache.connector.metrics import DECISION_COUNTERS, GAUGES, WORKER_COUNTERS
-from efficient_lmcache.connector.options import PREFIX, ConnectorOptions, allowed_values
+from efficient_lmcache.connector.metrics import DECISION_COUNTERS, GAUGES, TELEMETRY_COUNTERS, WORKER_COUNTERS
+from efficient_lmcache.connector.options import PREFIX, ConnectorOptions, allowed_values, option_names
 from efficient_lmcache.core.admission import Outcome
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -51,7 +51,7 @@ def configuration() -> str:
     rows = [
         f"| `{PREFIX}{name}` | `{'null' if field.default is None else field.default}` | {allowed_values(name)} "
         f"| {field.description} |"
-        for name, field in ConnectorOptions.model_fields.items()
+        for name, field in ((name, ConnectorOptions.model_fields[field]) for name, field in option_names().items())
     ]
     return _CONFIGURATION + "\n".join(rows) + "\n"
 
@@ -60,7 +60,7 @@ def metrics() -> str:
     """docs/metrics.md."""
     outcomes = ", ".join(f"`{outcome.value}`" for outcome in Outcome)
     rows = [f"| `efficient_lmcache:decisions_total` | counter | Admission decisions by `outcome`: {outcomes}. |"]
-    for name, text in {**DECISION_COUNTERS, **WORKER_COUNTERS}.items():
+    for name, text in {**DECISION_COUNTERS, **WORKER_COUNTERS, **TELEMETRY_COUNTERS}.items():
         rows.append(f"| `efficient_lmcache:{name}_total` | counter | {text} |")
     rows += [f"| `efficient_lmcache:{name}` | gauge | {text} |" for name, text in GAUGES.items()]
     return _METRICS + "\n".join(rows) + "\n"

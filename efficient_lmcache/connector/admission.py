@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
@@ -14,6 +15,7 @@ from efficient_lmcache.core.admission import AdmissionPolicy, Decision, RequestF
 from efficient_lmcache.core.tasks import TaskInference
 from efficient_lmcache.core.tier import TierReport
 from efficient_lmcache.telemetry.failure_log import FailureLog
+from efficient_lmcache.telemetry.pool import Lookup
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -46,6 +48,7 @@ class RequestAdmission:
         clock: seconds, the clock of `TierReport.received_s`.
         stats: counts the decisions.
         decision_log: receives every decision; None for none.
+        pool_lookups: receives every lookup, for the pool's A and N; None for none.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class RequestAdmission:
         clock: Callable[[], float],
         stats: StatsCollector,
         decision_log: DecisionLog | None = None,
+        pool_lookups: deque[Lookup] | None = None,
     ) -> None:
         self._policy = policy
         self._tasks = tasks
@@ -63,6 +67,7 @@ class RequestAdmission:
         self._clock = clock
         self._stats = stats
         self._decision_log = decision_log
+        self._pool_lookups = pool_lookups
         # Whether the request's new KV is saved.
         self._decided: dict[str, bool] = {}
         self._failures = FailureLog(_logger, "Deciding on a write admission")
@@ -86,11 +91,14 @@ class RequestAdmission:
             if task is None:
                 task = self._tasks.assign(*vllm_adapter.prompt(request))
             facts = RequestFacts(task, request.num_prompt_tokens, host_match_tokens(request_id))
-            decision = self._policy.decide(facts, self._reports.report, self._clock())
+            now_s = self._clock()
+            decision = self._policy.decide(facts, self._reports.report, now_s)
             if not decision.save:
                 self._decided[request_id] = False
                 vllm_adapter.set_kv_transfer_param(request, SKIP_SAVE_KEY, True)
             self._stats.add_decision(decision)
+            if self._pool_lookups is not None:
+                self._pool_lookups.append(_pool_lookup(request, decision, now_s))
             if self._decision_log is not None:
                 self._decision_log.write(request_id, decision)
         except Exception as error:
@@ -115,6 +123,12 @@ class RequestAdmission:
     def close(self) -> None:
         if self._decision_log is not None:
             self._decision_log.close()
+
+
+def _pool_lookup(request: Request, decision: Decision, now_s: float) -> Lookup:
+    named = vllm_adapter.task_and_tenant(request)
+    task, tenant = named or (str(decision.request.task), None)
+    return Lookup(task, tenant, named is not None, decision.request.prompt_tokens, now_s, decision.pressure)
 
 
 class DecisionLog:

@@ -11,16 +11,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
 
 from efficient_lmcache.connector import plugin, vllm_adapter
-from efficient_lmcache.connector.admission import DecisionLog, NoReports, RequestAdmission
+from efficient_lmcache.connector.admission import DecisionLog, RequestAdmission
 from efficient_lmcache.connector.metrics import ConnectorPromMetrics, ConnectorStats, StatsCollector
 from efficient_lmcache.connector.offload import WorkerOffload
 from efficient_lmcache.connector.options import ConnectorOptions, OptionError, parse_options
+from efficient_lmcache.connector.telemetry import SchedulerTelemetry
 from efficient_lmcache.core.admission import ADMISSIONS, AdmissionParameters, AdmissionPolicy
 from efficient_lmcache.core.tasks import TaskInference
 from efficient_lmcache.telemetry.failure_log import FailureLog
-from efficient_lmcache.telemetry.local import LocalSource
-from efficient_lmcache.telemetry.poller import ReportPoller
-from efficient_lmcache.telemetry.reader import ReportReader
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +51,7 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
         self._stats = StatsCollector()
         self._engine_id = vllm_adapter.engine_id(vllm_config)
         self._offload: WorkerOffload | None = None
-        self._reports: ReportPoller | None = None
+        self._telemetry: SchedulerTelemetry | None = None
         self._admission: RequestAdmission | None = None
         self._failures: dict[str, FailureLog] = {}
         if role == KVConnectorRole.SCHEDULER:
@@ -82,16 +80,15 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
                 prompt_window_lookups=options.prompt_window_lookups,
             )
         )
-        if options.telemetry == "local":
-            reader = ReportReader(LocalSource(self._engine_id), self._engine_id)
-            self._reports = ReportPoller(reader, options.report_read_interval_s)
+        self._telemetry = SchedulerTelemetry(options, self._engine_id, self._stats)
         self._admission = RequestAdmission(
             policy,
             TaskInference(vllm_adapter.hash_block_tokens(vllm_config)),
-            reports=self._reports or NoReports(),
+            reports=self._telemetry.reports,
             clock=time.monotonic,
             stats=self._stats,
             decision_log=_open_decision_log(options, policy),
+            pool_lookups=self._telemetry.lookups,
         )
         _logger.info("%s", _start_up_line(options, lmcache, bytes_per_token))
 
@@ -151,7 +148,7 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
             failures.succeeded()
 
     def shutdown(self) -> None:
-        for part in (self._offload, self._reports, self._admission):
+        for part in (self._offload, self._telemetry, self._admission):
             if part is not None:
                 part.close()
         super().shutdown()
@@ -200,5 +197,5 @@ def _start_up_line(options: ConnectorOptions, lmcache: SchedulerSide, bytes_per_
     remote = ", with a remote tier" if lmcache.remote_url else ""
     return (
         f"Efficient-LMCache: in-process mode, {tier}{remote}, {bytes_per_token / 1024:g} KiB/token/rank, "
-        f"chunk {lmcache.chunk_tokens} tokens, admission {options.admission}, telemetry {options.telemetry}"
+        f"chunk {lmcache.chunk_tokens} tokens, admission {options.admission}, telemetry {options.telemetry_transport}"
     )

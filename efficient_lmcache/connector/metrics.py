@@ -30,6 +30,9 @@ WORKER_COUNTERS = {
     "deduplicated_chunks": "Chunks not copied because the host tier already held them, per rank.",
     "evicted_chunks": "Chunks evicted from the host tier to make room, per rank.",
 }
+TELEMETRY_COUNTERS = {
+    "telemetry_bad_messages": "Messages from Redis that were no valid telemetry, and were ignored.",
+}
 GAUGES = {
     "pressure": "1 while the latest decision was under pressure.",
     "working_set_bytes": "Estimated reuse working set per rank (Eq. 5).",
@@ -39,6 +42,10 @@ GAUGES = {
     "tier_occupancy_ratio": "Registered chunks over the host tier's capacity in the latest report.",
     "tier_evicted_chunks_window": "Chunks evicted to make room in the latest report's window.",
     "report_age_s": "Seconds since the latest tier report was received, at the latest decision.",
+    "pool_active_tasks": "A of the pool: distinct active tasks of all engines. These three: transport redis only.",
+    "pool_mean_prompt_tokens": "N of the pool: the engines' means, weighted by their lookups.",
+    "pool_engines": "Engines that the pool's A and N come from; 1 while no other is heard.",
+    "telemetry_redis_up": "1 while telemetry is heard from Redis.",
 }
 
 
@@ -68,12 +75,18 @@ class StatsCollector:
 
     def __init__(self) -> None:
         self._counters: dict[str, int] = {}
+        self._gauges_set: dict[str, float] = {}
         self._decisions: list[Decision] = []
         self._lock = threading.Lock()
 
     def count(self, name: str, amount: int = 1) -> None:
         with self._lock:
             self._counters[name] = self._counters.get(name, 0) + amount
+
+    def set_gauges(self, gauges: dict[str, float]) -> None:
+        """Replaces what was set of the same names."""
+        with self._lock:
+            self._gauges_set.update(gauges)
 
     def add_decision(self, decision: Decision) -> None:
         """Counted when the statistics are taken, so that a lookup does not wait for it."""
@@ -86,9 +99,12 @@ class StatsCollector:
             self._count_decision(decision)
         with self._lock:
             counters, self._counters = self._counters, {}
-        if not counters:
+            gauges, self._gauges_set = self._gauges_set, {}
+        if decisions:
+            gauges.update(_gauges(decisions[-1]))
+        if not (counters or gauges):
             return None
-        return ConnectorStats({"counters": counters, "gauges": _gauges(decisions[-1]) if decisions else {}})
+        return ConnectorStats({"counters": counters, "gauges": gauges})
 
     def _count_decision(self, decision: Decision) -> None:
         self.count(f"decisions.{decision.outcome.value}")
@@ -142,7 +158,7 @@ class ConnectorPromMetrics(KVConnectorPromMetrics):
             }
             for outcome in Outcome
         }
-        for name, help_text in {**DECISION_COUNTERS, **WORKER_COUNTERS}.items():
+        for name, help_text in {**DECISION_COUNTERS, **WORKER_COUNTERS, **TELEMETRY_COUNTERS}.items():
             self._counters[name] = self._per_engine(counter(_PREFIX + name, help_text, labelnames=labelnames))
         self._gauges = {
             name: self._per_engine(gauge(_PREFIX + name, text, labelnames=labelnames, multiprocess_mode="mostrecent"))

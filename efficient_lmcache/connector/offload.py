@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from efficient_lmcache.connector.metrics import ConnectorStats, StatsCollector
 from efficient_lmcache.connector.options import ConnectorOptions
+from efficient_lmcache.connector.telemetry import worker_sink
 from efficient_lmcache.core.tier import TierReport
 from efficient_lmcache.telemetry.eviction_window import EvictionWindow
 from efficient_lmcache.telemetry.failure_log import FailureLog
-from efficient_lmcache.telemetry.local import LocalSink
 from efficient_lmcache.telemetry.publisher import ReportPublisher
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class WorkerOffload:
     Args:
         lmcache: this rank's engine.
         engine_id: the channel on which rank 0 publishes.
-        options: `admission` other than `none` deduplicates; `telemetry` other than `off` publishes.
+        options: `admission` other than `none` deduplicates; `telemetry_transport` other than `off` publishes.
     """
 
     def __init__(self, lmcache: WorkerSide, engine_id: str, options: ConnectorOptions) -> None:
@@ -48,8 +48,9 @@ class WorkerOffload:
         lmcache.on_eviction(self._evicted)
         if options.admission != "none":
             lmcache.filter_stores(keep=self._is_absent)
-        if lmcache.is_first_rank and options.telemetry == "local":
-            self._publisher = ReportPublisher(self.probe, LocalSink(engine_id), options.report_interval_s)
+        sink = worker_sink(options, engine_id) if lmcache.is_first_rank else None
+        if sink is not None:
+            self._publisher = ReportPublisher(self.probe, sink, options.report_interval_s)
 
     def probe(self) -> TierReport:
         """What the tier holds now; the publisher numbers it."""

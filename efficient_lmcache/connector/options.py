@@ -6,9 +6,13 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from efficient_lmcache.telemetry.redis_keys import DEPLOYMENT_PATTERN
+from efficient_lmcache.telemetry.redis_settings import PASSWORD_VARIABLE, check_url
 
 PREFIX = "efficient."
+_REDIS_URL = "telemetry.redis_url"
 
 
 class OptionError(ValueError):
@@ -16,7 +20,7 @@ class OptionError(ValueError):
 
 
 class ConnectorOptions(BaseModel):
-    """Defaults are the paper's (Table 7)."""
+    """Defaults are the paper's (Table 7). An option with a dot in its name has an underscore in its attribute's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -40,10 +44,48 @@ class ConnectorOptions(BaseModel):
     report_interval_s: float = Field(1.0, gt=0.0, description="Seconds between two tier reports of worker rank 0.")
     report_read_interval_s: float = Field(0.5, gt=0.0, description="The scheduler reads reports at most this often.")
     report_max_age_s: float = Field(5.0, gt=0.0, description="A report is fresh for so many seconds after its receipt.")
-    telemetry: Literal["local", "off"] = Field(
-        "local", description="Transport of tier reports. `off`: decide by the working-set estimate alone."
+    telemetry_transport: Literal["local", "redis", "off"] = Field(
+        "local",
+        alias="telemetry.transport",
+        description="How tier reports travel. `redis`: within the host as `local`, and to all of the deployment. "
+        "`off`: decide by the working-set estimate alone.",
+    )
+    telemetry_redis_url: str | None = Field(
+        None,
+        alias="telemetry.redis_url",
+        description="`redis://[user@]host[:port][/db]`, `rediss://…` (TLS; `?ssl_ca_certs=`, `ssl_certfile=`, "
+        "`ssl_keyfile=`) or `unix://[user@]/path`. Without a password, as vLLM logs its configuration.",
+    )
+    telemetry_redis_password_file: str | None = Field(
+        None,
+        alias="telemetry.redis_password_file",
+        description=f"File with the password alone, read at every connection; else `{PASSWORD_VARIABLE}` is used.",
+    )
+    telemetry_deployment: str = Field(
+        "default",
+        alias="telemetry.deployment",
+        pattern=f"^{DEPLOYMENT_PATTERN}$",
+        description="Engines with the same name in the same Redis are one pool.",
     )
     decision_log: str | None = Field(None, description="File that receives every admission decision as a line of JSON.")
+
+    @field_validator("telemetry_redis_url")
+    @classmethod
+    def _check_redis_url(cls, url: str | None) -> str | None:
+        if url is not None:
+            check_url(url)
+        return url
+
+    @model_validator(mode="after")
+    def _check_transport(self) -> ConnectorOptions:
+        if self.telemetry_transport == "redis" and self.telemetry_redis_url is None:
+            raise ValueError(f"{PREFIX}telemetry.transport='redis' needs {PREFIX}{_REDIS_URL}")
+        return self
+
+
+def option_names() -> dict[str, str]:
+    """Every option's name, without `efficient.`, and the attribute of `ConnectorOptions` that holds it."""
+    return {field.alias or attribute: attribute for attribute, field in ConnectorOptions.model_fields.items()}
 
 
 def parse_options(extra_config: Mapping[str, Any]) -> ConnectorOptions:
@@ -57,23 +99,38 @@ def parse_options(extra_config: Mapping[str, Any]) -> ConnectorOptions:
         return ConnectorOptions(**given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = str(first["loc"][0])
-        raise OptionError(_message(name, given.get(name), first)) from None
+        raise OptionError(f"kv_connector_extra_config: {_message(given, first)}") from None
 
 
-def _message(name: str, value: Any, error: Any) -> str:
+def _message(given: Mapping[str, Any], error: Any) -> str:
+    if not error["loc"]:  # of several options together
+        return str(error["ctx"]["error"])
+    name = str(error["loc"][0])
+    # Never shown: an option of this name, whether it exists or not, invites a secret.
+    value = "…" if "password" in name else repr(given.get(name))
+    if name == "telemetry":
+        return (
+            f"{PREFIX}telemetry={value} is this option's former name; write {PREFIX}telemetry.transport=… "
+            f"(allowed: {allowed_values('telemetry.transport')})"
+        )
+    if name == _REDIS_URL:  # its value is not shown: someone may have put a password there
+        reason = error["ctx"]["error"] if error["type"] == "value_error" else f"allowed: {allowed_values(name)}"
+        return f"{PREFIX}{name} is not allowed: {reason}"
     if error["type"] == "extra_forbidden":
-        known = ", ".join(PREFIX + option for option in ConnectorOptions.model_fields)
-        return f"kv_connector_extra_config: {PREFIX}{name}={value!r} is not an option; allowed: {known}"
-    return f"kv_connector_extra_config: {PREFIX}{name}={value!r} is not allowed; allowed: {allowed_values(name)}"
+        known = ", ".join(PREFIX + option for option in option_names())
+        return f"{PREFIX}{name}={value} is not an option; allowed: {known}"
+    return f"{PREFIX}{name}={value} is not allowed; allowed: {allowed_values(name)}"
 
 
 def allowed_values(name: str) -> str:
     """What an option accepts, in words, for errors and for the reference."""
-    field = ConnectorOptions.model_fields[name]
+    field = ConnectorOptions.model_fields[option_names()[name]]
     choices = typing.get_args(field.annotation)
     if choices and all(isinstance(choice, str) for choice in choices):
         return ", ".join(choices)
+    patterns = [limit.pattern for limit in field.metadata if getattr(limit, "pattern", None)]
+    if patterns:
+        return f"a string that matches `{patterns[0].strip('^$')}`"
     names = {int: "an integer", float: "a number", str: "a string", type(None): "null"}
     kinds = " or ".join(names[kind] for kind in (choices or (field.annotation,)))
     symbols = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}

@@ -75,6 +75,13 @@ def named_task(request: Request) -> str | None:
     return f"{task}@{hash(request.cache_salt):x}" if request.cache_salt else str(task)
 
 
+def task_and_tenant(request: Request) -> tuple[str, str | None] | None:
+    """What `named_task` is made of, and the same in every process, as Python's hashes are not."""
+    transfer_params = request.kv_transfer_params
+    task = transfer_params.get(TASK_ID_KEY) if transfer_params else None
+    return None if task is None else (str(task), request.cache_salt)
+
+
 def prompt(request: Request) -> tuple[Sequence[Hashable], Sequence[int], str | None]:
     """What tells whose prompt this is; nothing is copied.
 

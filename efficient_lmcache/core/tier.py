@@ -19,6 +19,7 @@ class TierReport:
         evicted_chunks: chunks evicted in the last 60 s to make room for others. Explicit removals do not count.
         evicted_chunks_total: the same since the tier started.
         received_s: the *receiver's* monotonic clock at receipt; never travels, so clocks of two nodes never compare.
+        rank: of the worker that published, among the engine's.
     """
 
     engine_id: str
@@ -30,6 +31,7 @@ class TierReport:
     evicted_chunks: int
     evicted_chunks_total: int
     received_s: float = float("-inf")
+    rank: int = 0
 
     def __post_init__(self) -> None:
         for name in ("chunk_tokens", "chunk_bytes"):
@@ -41,6 +43,7 @@ class TierReport:
             "capacity_chunks",
             "evicted_chunks",
             "evicted_chunks_total",
+            "rank",
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"TierReport.{name} is {getattr(self, name)}; it must not be negative")

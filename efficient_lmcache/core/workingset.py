@@ -88,3 +88,12 @@ class WorkingSetEstimator:
             del active[oldest]
         mean = self._prompt_sum_tokens / len(prompts) if prompts else 0.0
         return WorkingSetEstimate(len(active), mean, self._bytes_per_token)
+
+    def active_tasks(self) -> list[Hashable]:
+        """The tasks that the latest estimate or observation counted, longest inactive first."""
+        return list(self._last_lookup_s)
+
+    @property
+    def prompts(self) -> tuple[int, int]:
+        """The prompts that make up the mean: how many, and the sum of their lengths in tokens."""
+        return len(self._prompts), self._prompt_sum_tokens

@@ -4,11 +4,39 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
+from typing import Protocol
 
 from efficient_lmcache.core.tier import TierReport
-from efficient_lmcache.telemetry.reader import ReportReader
 
 _CLOSE_TIMEOUT_S = 5.0
+
+
+class Reader(Protocol):
+    """Has an engine's newest report; never raises for what it finds, or does not."""
+
+    def latest(self, now_s: float) -> TierReport | None: ...
+
+    def close(self) -> None: ...
+
+
+class NewestOf:
+    """Of several readers of one engine: the report with the highest sequence, as first received."""
+
+    def __init__(self, readers: Sequence[Reader]) -> None:
+        self._readers = readers
+        self._report: TierReport | None = None
+
+    def latest(self, now_s: float) -> TierReport | None:
+        for reader in self._readers:
+            report = reader.latest(now_s)
+            if report is not None and (self._report is None or report.sequence > self._report.sequence):
+                self._report = report
+        return self._report
+
+    def close(self) -> None:
+        for reader in self._readers:
+            reader.close()
 
 
 class ReportPoller:
@@ -21,7 +49,7 @@ class ReportPoller:
         report: the newest report, stamped with `time.monotonic()` at its receipt; None before the first one.
     """
 
-    def __init__(self, reader: ReportReader, interval_s: float = 0.5) -> None:
+    def __init__(self, reader: Reader, interval_s: float = 0.5) -> None:
         if not interval_s > 0:
             raise ValueError(f"interval_s is {interval_s}; it must be positive")
         self.report: TierReport | None = None

@@ -68,3 +68,17 @@ def test_no_increment_is_lost_between_threads():
     taker.join()
     rest = stats.take()
     assert totals[0] + (rest.data["counters"]["evicted_chunks"] if rest else 0) == 60_000
+
+
+def test_gauges_that_are_set_travel_once_and_decisions_do_not_unset_them():
+    stats, policy = StatsCollector(), FixedAdmission(POLICY_PARAMETERS)
+    stats.set_gauges({"pool_engines": 3.0})
+    taken = stats.take()
+    assert taken is not None
+    assert taken.data == {"counters": {}, "gauges": {"pool_engines": 3.0}}
+    assert stats.take() is None
+    stats.set_gauges({"pool_engines": 2.0})
+    stats.add_decision(policy.decide(RequestFacts("task", 2560, 0), None, 0.0))
+    taken = stats.take()
+    assert taken is not None
+    assert (taken.data["gauges"]["pool_engines"], taken.data["gauges"]["active_pool_tasks"]) == (2.0, 1)

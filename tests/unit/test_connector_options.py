@@ -22,7 +22,8 @@ def test_defaults_are_table_7_with_conditioned_admission():
         ("write_threshold_chunks", "8", "an integer >= 0"),
         ("occupancy_threshold", 1.5, "a number >= 0 and <= 1"),
         ("activity_window_s", 0, "a number > 0"),
-        ("telemetry", "redis", "local, off"),
+        ("telemetry.transport", "file", "local, redis, off"),
+        ("telemetry.deployment", "a:b", "a string that matches `[A-Za-z0-9._-]{1,64}`"),
         ("decision_log", 7, "a string or null"),
     ],
 )
@@ -31,6 +32,39 @@ def test_a_value_out_of_range_names_key_value_and_what_is_allowed(key, value, al
         parse_options({f"efficient.{key}": value})
     assert f"efficient.{key}={value!r} is not allowed; allowed: {allowed}" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_the_former_name_of_the_transport_says_its_new_one():
+    with pytest.raises(OptionError, match=r"efficient\.telemetry='off' .* write efficient\.telemetry\.transport=…"):
+        parse_options({"efficient.telemetry": "off"})
+
+
+def test_the_redis_transport_needs_a_url():
+    with pytest.raises(OptionError, match=r"transport='redis' needs efficient\.telemetry\.redis_url"):
+        parse_options({"efficient.telemetry.transport": "redis"})
+    url = "rediss://engines@redis.example:6380/2?ssl_ca_certs=/etc/ca.pem"
+    options = parse_options({"efficient.telemetry.transport": "redis", "efficient.telemetry.redis_url": url})
+    assert (options.telemetry_redis_url, options.telemetry_deployment) == (url, "default")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("telemetry.redis_url", "redis://user:geheim@host"),
+        ("telemetry.redis_url", "redis://host?password=geheim"),
+        ("telemetry.redis_url", "redis://:[geheim@host"),
+        ("telemetry.redis_url", "http://geheim@host"),
+        ("telemetry.redis_url", "redis://host:geheim"),
+        ("telemetry.redis_url", {"password": "geheim"}),
+        ("telemetry.redis_password", "geheim"),
+        ("telemetry.redis_password_file", ["geheim"]),
+    ],
+)
+def test_what_may_be_a_password_is_refused_and_not_repeated(key, value):
+    with pytest.raises(OptionError) as error:
+        parse_options({f"efficient.{key}": value})
+    assert f"efficient.{key}" in str(error.value)
+    assert "geheim" not in str(error.value)
 
 
 def test_an_unknown_key_lists_the_known_ones():

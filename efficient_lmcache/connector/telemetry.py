@@ -1,0 +1,117 @@
+"""The connector's telemetry, put together as the options say."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import deque
+
+from efficient_lmcache.connector.admission import HasReport, NoReports
+from efficient_lmcache.connector.metrics import StatsCollector
+from efficient_lmcache.connector.options import PREFIX, ConnectorOptions, OptionError
+from efficient_lmcache.core.observation import PoolEstimate
+from efficient_lmcache.telemetry import redis_keys
+from efficient_lmcache.telemetry.cluster import ClusterView, OwnReports
+from efficient_lmcache.telemetry.local import LocalSink, LocalSource
+from efficient_lmcache.telemetry.poller import NewestOf, ReportPoller
+from efficient_lmcache.telemetry.pool import Lookup, Observer, PoolTelemetry
+from efficient_lmcache.telemetry.reader import ReportReader
+from efficient_lmcache.telemetry.redis_feed import RedisFeed
+from efficient_lmcache.telemetry.redis_outbox import BothSinks, RedisOutbox, RedisSink
+from efficient_lmcache.telemetry.redis_settings import RedisSettings
+from efficient_lmcache.telemetry.transport import ReportSink
+
+
+def worker_sink(options: ConnectorOptions, engine_id: str) -> ReportSink | None:
+    """Where worker rank 0 publishes; None for nowhere."""
+    if options.telemetry_transport == "off":
+        return None
+    local = LocalSink(engine_id)
+    if options.telemetry_transport == "local":
+        return local
+    deployment = options.telemetry_deployment
+    outbox = RedisOutbox(redis_settings(options), deployment)
+    return BothSinks(local, RedisSink(outbox, redis_keys.tier_key(deployment, engine_id, rank=0)))
+
+
+class SchedulerTelemetry:
+    """What the scheduler's process knows of its tier and its pool.
+
+    Attributes:
+        reports: has the newest tier report.
+        lookups: takes the scheduler's lookups for the pool; None where nobody shares one.
+
+    Raises:
+        OptionError: the redis package is not installed, or the password cannot be read.
+    """
+
+    def __init__(self, options: ConnectorOptions, engine_id: str, stats: StatsCollector) -> None:
+        self.reports: HasReport = NoReports()
+        self.lookups: deque[Lookup] | None = None
+        self._stats = stats
+        self._feed: RedisFeed | None = None
+        self._pool: PoolTelemetry | None = None
+        self._poller: ReportPoller | None = None
+        if options.telemetry_transport == "off":
+            return
+        local = ReportReader(LocalSource(engine_id), engine_id)
+        if options.telemetry_transport == "local":
+            self.reports = self._poller = ReportPoller(local, options.report_read_interval_s)
+            return
+        view = self._join_pool(options, engine_id)
+        self.reports = self._poller = ReportPoller(
+            NewestOf([local, OwnReports(view, engine_id)]), options.report_read_interval_s
+        )
+
+    def _join_pool(self, options: ConnectorOptions, engine_id: str) -> ClusterView:
+        settings, deployment = redis_settings(options), options.telemetry_deployment
+        view = ClusterView(on_bad_message=lambda: self._stats.count("telemetry_bad_messages"))
+        own_tier = redis_keys.tier_key(deployment, engine_id, rank=0)
+        self._feed = RedisFeed(settings, deployment, [redis_keys.prefix(deployment) + "pool:", own_tier], view.receive)
+        observer = Observer(engine_id, options.activity_window_s, options.prompt_window_lookups)
+        self.lookups = observer.lookups
+        self._pool = PoolTelemetry(
+            observer,
+            engine_id,
+            deployment,
+            view,
+            RedisOutbox(settings, deployment),
+            interval_s=options.report_interval_s,
+            max_age_s=options.report_max_age_s,
+            on_estimate=self._show,
+        )
+        return view
+
+    def _show(self, estimate: PoolEstimate) -> None:
+        assert self._feed is not None
+        self._stats.set_gauges(
+            {
+                "pool_active_tasks": estimate.active_pool,
+                "pool_mean_prompt_tokens": estimate.mean_prompt_tokens,
+                "pool_engines": estimate.engines,
+                "telemetry_redis_up": float(self._feed.connected),
+            }
+        )
+
+    def close(self) -> None:
+        for part in (self._poller, self._pool, self._feed):
+            if part is not None:
+                part.close()
+
+
+def redis_settings(options: ConnectorOptions) -> RedisSettings:
+    """Raises OptionError as `SchedulerTelemetry` does."""
+    if importlib.util.find_spec("redis") is None:
+        raise OptionError(
+            f"kv_connector_extra_config: {PREFIX}telemetry.transport=redis needs the redis package: "
+            "pip install 'efficient-lmcache[redis]'"
+        )
+    assert options.telemetry_redis_url is not None, "the options are checked"
+    settings = RedisSettings(options.telemetry_redis_url, options.telemetry_redis_password_file)
+    try:
+        settings.password()
+    except OSError as error:
+        raise OptionError(
+            f"kv_connector_extra_config: {PREFIX}telemetry.redis_password_file cannot be read ({error}); "
+            "allowed: null or a file with the password"
+        ) from None
+    return settings
