@@ -1,0 +1,120 @@
+{{- define "efficient-lmcache.fullname" -}}
+{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "efficient-lmcache.selector" -}}
+app.kubernetes.io/name: {{ .root.Chart.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "efficient-lmcache.labels" -}}
+{{ include "efficient-lmcache.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end }}
+
+{{- define "efficient-lmcache.image" -}}
+{{- with .Values.image }}
+{{- if .digest }}{{ .repository }}@{{ .digest }}
+{{- else }}{{ .repository }}:{{ .tag | default (printf "%s-%s" $.Chart.AppVersion $.Values.flavour) }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{- define "efficient-lmcache.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+{{- range . }}
+  - name: {{ . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "efficient-lmcache.podSecurityContext" -}}
+runAsNonRoot: true
+{{ toYaml . }}
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "efficient-lmcache.containerSecurityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{/* GiB of a pod: the tier and the processes of every rank, one more process share, the weights, the caches. */}}
+{{- define "efficient-lmcache.memoryGib" -}}
+{{- $values := .Values }}
+{{- $tier := mulf $values.hostTier.gibPerRank $values.tensorParallel }}
+{{- $processes := mulf $values.processGibPerRank (add1 (int $values.tensorParallel)) }}
+{{- $kv := ternary $values.cpu.kvCacheGib 0 (eq $values.flavour "cpu") }}
+{{- addf $tier $processes $values.weightsGib $values.sharedMemoryGib $kv | ceil | int }}
+{{- end }}
+
+{{/* The `efficient.*` options as JSON, telemetry's among them. */}}
+{{- define "efficient-lmcache.connectorOptions" -}}
+{{- $options := dict }}
+{{- range $name, $value := .Values.efficient }}
+{{- $_ := set $options (printf "efficient.%s" $name) $value }}
+{{- end }}
+{{- $_ := set $options "efficient.telemetry.transport" .Values.telemetry.transport }}
+{{- if eq .Values.telemetry.transport "redis" }}
+{{- $_ := set $options "efficient.telemetry.redis_url" (include "efficient-lmcache.redisUrl" .) }}
+{{- $_ := set $options "efficient.telemetry.deployment" (include "efficient-lmcache.telemetryDeployment" .) }}
+{{- if include "efficient-lmcache.redisSecret" . }}
+{{- $_ := set $options "efficient.telemetry.redis_password_file" "/etc/redis-login/password" }}
+{{- end }}
+{{- end }}
+{{- toJson $options }}
+{{- end }}
+
+{{/* vLLM's --kv-transfer-config; `null` serves without a connector. */}}
+{{- define "efficient-lmcache.transferConfig" -}}
+{{- if .Values.hostTier.gibPerRank }}
+{{- $options := include "efficient-lmcache.connectorOptions" . | fromJson }}
+{{- dict "kv_connector" "EfficientLMCacheConnector" "kv_role" "kv_both" "kv_connector_extra_config" $options | toJson }}
+{{- else }}null{{ end }}
+{{- end }}
+
+{{/* Never with a password: vLLM logs its configuration, and a pod's arguments are no secret. */}}
+{{- define "efficient-lmcache.redisUrl" -}}
+{{- if .Values.redis.bundled }}{{ printf "redis://%s-redis:6379/0" (include "efficient-lmcache.fullname" .) }}
+{{- else }}{{ .Values.redis.url }}{{ if .Values.redis.caSecret }}?ssl_ca_certs=/etc/redis-ca/{{ .Values.redis.caKey }}{{ end }}{{ end }}
+{{- end }}
+
+{{- define "efficient-lmcache.redisSecret" -}}
+{{- if .Values.redis.bundled }}{{ include "efficient-lmcache.fullname" . }}-redis{{ else }}{{ .Values.redis.existingSecret }}{{ end }}
+{{- end }}
+
+{{- define "efficient-lmcache.telemetryDeployment" -}}
+{{- .Values.telemetry.deployment | default (printf "%s.%s" .Release.Namespace (include "efficient-lmcache.fullname" .) | trunc 64) }}
+{{- end }}
+
+{{/* The password as a file: a rotated Secret takes effect with the next connection. */}}
+{{- define "efficient-lmcache.redisMounts" -}}
+{{- if include "efficient-lmcache.redisSecret" . }}
+- {name: redis-login, mountPath: /etc/redis-login, readOnly: true}
+{{- end }}
+{{- if .Values.redis.caSecret }}
+- {name: redis-ca, mountPath: /etc/redis-ca, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "efficient-lmcache.redisVolumes" -}}
+{{- with include "efficient-lmcache.redisSecret" . }}
+- name: redis-login
+  secret:
+    secretName: {{ . }}
+    items:
+      - {key: {{ ternary "password" $.Values.redis.passwordKey $.Values.redis.bundled }}, path: password}
+{{- end }}
+{{- with .Values.redis.caSecret }}
+- name: redis-ca
+  secret: {secretName: {{ . }}}
+{{- end }}
+{{- end }}

@@ -1,0 +1,329 @@
+"""Writes the Grafana dashboard into the Helm chart; deploy/grafana/ links to it.
+
+python scripts/write_dashboard.py
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+DASHBOARD = Path(__file__).parents[1] / "deploy/helm/efficient-lmcache/dashboards/efficient-lmcache.json"
+
+_OURS = "efficient_lmcache:"
+_ENGINES = '{model_name=~"$model", instance=~"$instance"}'
+_WIDTH, _HEIGHT, _COLUMNS = 8, 7, 3
+_GIB = "/ 2^30"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A time series. `queries` maps legends to PromQL; `limit` is drawn as a red line."""
+
+    title: str
+    description: str
+    unit: str
+    queries: dict[str, str]
+    limit: float | None = None
+
+
+def gauge(name: str) -> str:
+    return f"{_OURS}{name}{_ENGINES}"
+
+
+def rate(name: str, selector: str = _ENGINES) -> str:
+    return f"rate({name}{selector}[$__rate_interval])"
+
+
+def quantile(share: float, histogram: str) -> str:
+    return f"histogram_quantile({share}, sum by (le, instance) ({rate(histogram + '_bucket')}))"
+
+
+def by_source(source: str) -> str:
+    selector = _ENGINES.replace("}", f', source="{source}"}}')
+    return f"sum by (instance) ({rate('vllm:prompt_tokens_by_source_total', selector)})"
+
+
+ROWS = {
+    "Is the host tier large enough?": [
+        Panel(
+            "Pressure on the host tier, γ_H",
+            "Working set over capacity. Above 1 the tier cannot hold what the pool reuses.",
+            "none",
+            {"{{instance}}": f"{gauge('working_set_bytes')} / {gauge('tier_capacity_bytes')}"},
+            limit=1,
+        ),
+        Panel(
+            "Working set and tier, per rank",
+            "What the other agents reference before one returns, (A − 1) · N̄ · β, and what the tier holds.",
+            "gbytes",
+            {
+                "{{instance}} working set": f"{gauge('working_set_bytes')} {_GIB}",
+                "{{instance}} tier": f"{gauge('tier_capacity_bytes')} {_GIB}",
+            },
+        ),
+        Panel(
+            "Under pressure",
+            "Share of decisions made while the working set exceeds a full, evicting tier. Refills are declined then.",
+            "percentunit",
+            {
+                "{{instance}}": f"{rate(_OURS + 'decisions_pressure_total')}"
+                f" / sum without (outcome) ({rate(_OURS + 'decisions_total')})"
+            },
+        ),
+        Panel(
+            "Occupancy",
+            "Registered chunks over the tier's capacity.",
+            "percentunit",
+            {"{{instance}}": gauge("tier_occupancy_ratio")},
+        ),
+        Panel(
+            "Evictions, chunks per second and rank",
+            "Chunks evicted to make room.",
+            "short",
+            {"{{instance}}": rate(_OURS + "evicted_chunks_total")},
+        ),
+        Panel(
+            "Declined, chunks per second",
+            "New full chunks of requests whose write was declined; chunks not copied as the tier held them already.",
+            "short",
+            {
+                "{{instance}} declined": rate(_OURS + "declined_chunks_total"),
+                "{{instance}} already there": rate(_OURS + "deduplicated_chunks_total"),
+            },
+        ),
+    ],
+    "Does offloading pay?": [
+        Panel(
+            "Stored and restored, tokens per second and rank",
+            "Copied from GPU to host, and back.",
+            "short",
+            {
+                "{{instance}} stored": rate(_OURS + "stored_tokens_total"),
+                "{{instance}} restored": rate(_OURS + "restored_tokens_total"),
+            },
+        ),
+        Panel(
+            "Restored over stored, last 15 minutes",
+            "Below 1 the tier writes more than anyone reads: it thrashes, or is still filling.",
+            "none",
+            {
+                "{{instance}}": f"increase({_OURS}restored_tokens_total{_ENGINES}[15m])"
+                f" / increase({_OURS}stored_tokens_total{_ENGINES}[15m])"
+            },
+            limit=1,
+        ),
+        Panel(
+            "Prompt tokens by source, per second",
+            "Computed prefill, found in the GPU's KV cache, restored from the host tier.",
+            "short",
+            {
+                "{{instance}} computed": by_source("local_compute"),
+                "{{instance}} GPU": by_source("local_cache_hit"),
+                "{{instance}} host": by_source("external_kv_transfer"),
+            },
+        ),
+    ],
+    "Who is there, and who decides on what?": [
+        Panel(
+            "Active pool, A",
+            "Tasks with a first lookup in the last minute.",
+            "short",
+            {"{{instance}}": gauge("active_pool_tasks")},
+        ),
+        Panel(
+            "Mean prompt, N̄",
+            "Mean length of the latest first-looked-up prompts, in tokens.",
+            "short",
+            {"{{instance}}": gauge("mean_prompt_tokens")},
+        ),
+        Panel(
+            "Decisions per second",
+            "No pressure, extension of a prefix that is still there, refill of context that the tier has lost.",
+            "short",
+            {"{{instance}} {{outcome}}": rate(_OURS + "decisions_total")},
+        ),
+        Panel(
+            "Age of the latest tier report",
+            "From 5 s on the working-set estimate alone decides.",
+            "s",
+            {"{{instance}}": gauge("report_age_s")},
+            limit=5,
+        ),
+        Panel(
+            "Decisions without a fresh report",
+            "Share of all decisions.",
+            "percentunit",
+            {
+                "{{instance}}": f"{rate(_OURS + 'decisions_stale_report_total')}"
+                f" / sum without (outcome) ({rate(_OURS + 'decisions_total')})"
+            },
+        ),
+        Panel(
+            "Evictions in the report's window",
+            "Chunks evicted in the minute before the latest report; above 0 the tier counts as evicting.",
+            "short",
+            {"{{instance}}": gauge("tier_evicted_chunks_window")},
+        ),
+    ],
+    "The pool, over Redis (telemetry.transport: redis)": [
+        Panel(
+            "Active pool of all engines, A",
+            "Distinct tasks; an engine's own are those above.",
+            "short",
+            {"{{instance}}": gauge("pool_active_tasks")},
+        ),
+        Panel(
+            "Mean prompt of all engines, N̄",
+            "In tokens, weighted by lookups.",
+            "short",
+            {"{{instance}}": gauge("pool_mean_prompt_tokens")},
+        ),
+        Panel(
+            "Engines heard",
+            "As each engine counts them, itself included; 0 without Redis. And whether it hears Redis at all.",
+            "short",
+            {"{{instance}} engines": gauge("pool_engines"), "{{instance}} Redis": gauge("telemetry_redis_up")},
+        ),
+    ],
+    "The engines": [
+        Panel(
+            "Requests",
+            "In the batch, and waiting for a place in it.",
+            "short",
+            {
+                "{{instance}} running": f"vllm:num_requests_running{_ENGINES}",
+                "{{instance}} waiting": f"vllm:num_requests_waiting{_ENGINES}",
+            },
+        ),
+        Panel(
+            "Time in the queue",
+            "Median and 95th percentile.",
+            "s",
+            {
+                "{{instance}} median": quantile(0.5, "vllm:request_queue_time_seconds"),
+                "{{instance}} p95": quantile(0.95, "vllm:request_queue_time_seconds"),
+            },
+        ),
+        Panel(
+            "Time in prefill",
+            "Median and 95th percentile; restoring counts as prefill.",
+            "s",
+            {
+                "{{instance}} median": quantile(0.5, "vllm:request_prefill_time_seconds"),
+                "{{instance}} p95": quantile(0.95, "vllm:request_prefill_time_seconds"),
+            },
+        ),
+        Panel(
+            "GPU KV cache in use",
+            "By running requests.",
+            "percentunit",
+            {"{{instance}}": f"vllm:kv_cache_usage_perc{_ENGINES}"},
+        ),
+        Panel(
+            "Preemptions per second",
+            "Requests put back because the GPU's KV cache was full; they are computed again.",
+            "short",
+            {"{{instance}}": rate("vllm:num_preemptions_total")},
+        ),
+        Panel(
+            "Time to the first token",
+            "Median and 95th percentile.",
+            "s",
+            {
+                "{{instance}} median": quantile(0.5, "vllm:time_to_first_token_seconds"),
+                "{{instance}} p95": quantile(0.95, "vllm:time_to_first_token_seconds"),
+            },
+        ),
+    ],
+}
+
+
+def dashboard() -> dict[str, Any]:
+    """The dashboard as Grafana imports it."""
+    panels: list[dict[str, Any]] = []
+    ids, top = count(1), 0
+    for title, row in ROWS.items():
+        panels.append(
+            {
+                "id": next(ids),
+                "type": "row",
+                "title": title,
+                "gridPos": {"x": 0, "y": top, "w": 24, "h": 1},
+                "panels": [],
+            }
+        )
+        for index, panel in enumerate(row):
+            line, column = divmod(index, _COLUMNS)
+            position = {"x": column * _WIDTH, "y": top + 1 + line * _HEIGHT, "w": _WIDTH, "h": _HEIGHT}
+            panels.append({"id": next(ids), "gridPos": position, **_time_series(panel)})
+        top += 1 + _HEIGHT * -(-len(row) // _COLUMNS)
+    return {
+        "uid": "efficient-lmcache",
+        "title": "Efficient-LMCache",
+        "tags": ["llm", "kv-cache"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": [_DATASOURCE, _variable("model", "model_name"), _variable("instance", "instance")]},
+        "panels": panels,
+    }
+
+
+_DATASOURCE = {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+def _variable(name: str, label: str) -> dict[str, Any]:
+    query = f"label_values({_OURS}tier_capacity_bytes, {label})"
+    return {
+        "name": name,
+        "type": "query",
+        "datasource": _SOURCE,
+        "query": {"query": query, "refId": name},
+        "definition": query,
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+        "current": {"text": "All", "value": "$__all"},
+    }
+
+
+def _time_series(panel: Panel) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
+    custom: dict[str, Any] = {"fillOpacity": 0, "showPoints": "never"}
+    if panel.limit is not None:
+        steps.append({"color": "red", "value": panel.limit})
+        custom["thresholdsStyle"] = {"mode": "line"}
+    defaults = {
+        "unit": panel.unit,
+        "min": 0,
+        "custom": custom,
+        "color": {"mode": "palette-classic"},
+        "thresholds": {"mode": "absolute", "steps": steps},
+    }
+    return {
+        "type": "timeseries",
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": _SOURCE,
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+        "targets": [
+            {"refId": chr(ord("A") + index), "datasource": _SOURCE, "expr": expr, "legendFormat": legend}
+            for index, (legend, expr) in enumerate(panel.queries.items())
+        ],
+    }
+
+
+def text() -> str:
+    """The dashboard's file."""
+    return json.dumps(dashboard(), indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    DASHBOARD.write_text(text())

@@ -1,0 +1,83 @@
+"""The chart, rendered by Helm's own engine."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+CHART = ROOT / "deploy" / "helm" / "efficient-lmcache"
+VALUES = {path.name.removesuffix("-values.yaml"): path for path in sorted((CHART / "ci").glob("*-values.yaml"))}
+
+
+def values_of(name: str) -> dict[str, Any]:
+    """One of ci/*-values.yaml."""
+    values: dict[str, Any] = yaml.safe_load(VALUES[name].read_text())
+    return values
+
+
+def render(values: dict[str, Any], *, release: str = "elm", namespace: str = "agents") -> dict[str, str]:
+    """The text of every template, by file name.
+
+    Raises:
+        helm_python.HelmError: what `helm template` would say.
+    """
+    import helm_python
+
+    with helm_python.Chart.load(CHART) as chart:
+        texts = chart.render(values, name=release, namespace=namespace)
+    return {Path(name).name: text for name, text in texts.items()}
+
+
+def manifests(values: dict[str, Any], **release: str) -> list[dict[str, Any]]:
+    """What would be handed to Kubernetes."""
+    texts = render(values, **release)
+    return [
+        document
+        for name, text in texts.items()
+        if name.endswith(".yaml")
+        for document in yaml.load_all(text, Loader=yaml.CSafeLoader)
+        if document is not None
+    ]
+
+
+def find(documents: list[dict[str, Any]], kind: str, suffix: str = "") -> dict[str, Any]:
+    """The one manifest of this kind whose name ends so, after the release's name."""
+    found = [d for d in documents if d["kind"] == kind and d["metadata"]["name"] == f"elm-efficient-lmcache{suffix}"]
+    assert len(found) == 1, [(d["kind"], d["metadata"]["name"]) for d in documents]
+    return found[0]
+
+
+def container(deployment: dict[str, Any]) -> dict[str, Any]:
+    """The only container of a Deployment's pods."""
+    (only,) = deployment["spec"]["template"]["spec"]["containers"]
+    return dict(only)
+
+
+def environment(deployment: dict[str, Any]) -> dict[str, str]:
+    """Its variables with literal values."""
+    return {entry["name"]: entry["value"] for entry in container(deployment)["env"] if "value" in entry}
+
+
+def transfer_config(engine: dict[str, Any]) -> dict[str, Any] | None:
+    """What the engine's command line says to vLLM about KV transfer."""
+    option = "--kv-transfer-config="
+    (text,) = [word for word in container(engine)["args"] if word.startswith(option)]
+    config: dict[str, Any] | None = json.loads(text.removeprefix(option))
+    return config
+
+
+def script(name: str) -> ModuleType:
+    """A module of scripts/."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
