@@ -143,4 +143,6 @@ class RunOptions:
         return words
 
     def to_json(self) -> dict[str, Any]:
-        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+        """As JSON would read it again."""
+        plain = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+        return {**plain, "vllm_args": list(self.vllm_args)}

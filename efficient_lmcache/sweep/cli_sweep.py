@@ -11,17 +11,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from efficient_lmcache.replay.cli_replay import INTERRUPTED_STATUS, RUN_FAILED_STATUS, USER_ERROR_STATUS
+from efficient_lmcache.replay.cli_common import INTERRUPTED_STATUS, RUN_FAILED_STATUS, failure, user_errors
 from efficient_lmcache.replay.compare import compare, render
-from efficient_lmcache.replay.driver import ReplayOptionError
 from efficient_lmcache.replay.run import server_options
 from efficient_lmcache.replay.rundir import RunDirectory
 from efficient_lmcache.replay.server import environment, serve_command
-from efficient_lmcache.replay.trace import TraceError
 from efficient_lmcache.sweep.estimate import Estimate
-from efficient_lmcache.sweep.plan import PlanError
 from efficient_lmcache.sweep.predictions import predict_runs, prediction_text
-from efficient_lmcache.sweep.state import SweepError, SweepState
+from efficient_lmcache.sweep.state import SweepState
 from efficient_lmcache.sweep.sweep import Prepared, SweepOptions, new_state, prepare, run_sweep
 
 _DRY_RUN_PORT = 8000  # a run takes any free one
@@ -31,24 +28,25 @@ def sweep(
     plan: Annotated[Path, typer.Argument(help="YAML; docs/sweeps.md has every key.")],
     out: Annotated[Path, typer.Option(help="Directory for sweep.json and the runs.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every command; run and create nothing.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep that OUT holds.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the sweep in OUT; begin it if there is none.")
+    ] = False,
     trace: Annotated[Path | None, typer.Option(help="Instead of the plan's.")] = None,
     model: Annotated[Path | None, typer.Option(help="Model directory, instead of the plan's.")] = None,
 ) -> None:
     """Predict, then run, every configuration of a plan, each on a fresh server."""
     options = SweepOptions(plan, out, resume, trace, model)
-    try:
+    with user_errors():
         if dry_run:
             with ExitStack() as closing:
                 for line in dry_run_lines(prepare(options, closing), out):
                     typer.echo(line)
             return
-        state = run_sweep(options, Console(stderr=True))
-    except (PlanError, SweepError, ReplayOptionError, TraceError) as error:
-        raise _fail(str(error), USER_ERROR_STATUS) from None
-    except KeyboardInterrupt:
-        raise _fail(f"interrupted; finished runs are kept, --resume goes on: {out}", INTERRUPTED_STATUS) from None
-    _report(state, out)
+        try:
+            state = run_sweep(options, Console(stderr=True))
+        except KeyboardInterrupt:
+            raise failure(f"interrupted; finished runs are kept, --resume goes on: {out}", INTERRUPTED_STATUS) from None
+        _report(state, out)
 
 
 def dry_run_lines(prepared: Prepared, out: Path) -> Iterator[str]:
@@ -61,7 +59,7 @@ def dry_run_lines(prepared: Prepared, out: Path) -> Iterator[str]:
         f"({totals.tasks} tasks, {totals.prompt_tokens} prompt tokens)"
     )
     yield f"# {estimate.text(state)}"
-    for sentence in (*state.prediction_notes, *(f"this machine does not do: {each}" for each in prepared.unmet(out))):
+    for sentence in (*state.prediction_notes, *(f"this machine lacks: {each}" for each in prepared.unmet(out))):
         yield f"# {sentence}"
     for planned, run in zip(prepared.runs, state.runs, strict=True):
         prediction = None if run.prediction is None else state.predictions[run.prediction]
@@ -85,9 +83,4 @@ def _report(state: SweepState, out: Path) -> None:
     if state.unfinished:
         failed = "\n  ".join(f"{run.name}: {run.error}" for run in state.unfinished)
         message = f"{len(state.unfinished)} of {len(state.runs)} runs failed; --resume tries them again:\n  {failed}"
-        raise _fail(message, RUN_FAILED_STATUS)
-
-
-def _fail(message: str, status: int) -> typer.Exit:
-    typer.echo(f"error: {message}", err=True)
-    return typer.Exit(status)
+        raise failure(message, RUN_FAILED_STATUS)

@@ -149,12 +149,12 @@ def _name(values: dict[str, Any], repeat: int) -> str:
     spelled = {
         "active_pool": "a{}",
         "admission": "{}",
-        "host_gib": "{:g}gib",
-        "gamma_h": "g{:g}",
+        "host_gib": "{:.12g}gib",
+        "gamma_h": "g{:.12g}",
         "write_threshold_chunks": "k{}",
-        "occupancy_threshold": "t{:g}",
+        "occupancy_threshold": "t{:.12g}",
         "gpu_kv_tokens": "kv{}",
-        "gpu_memory_utilization": "m{:g}",
+        "gpu_memory_utilization": "m{:.12g}",
     }
     parts = [spelled[name].format(value) for name, value in values.items() if name in spelled]
     if values["connector"] == "lmcache":

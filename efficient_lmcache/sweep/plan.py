@@ -122,13 +122,13 @@ class Plan(_Section):
 
     Attributes:
         trace, model: paths; relative ones are relative to the plan's directory.
-        requires: what the machine must have; None asks for nothing.
+        requires: what the machine must have.
     """
 
     name: Annotated[str, Field(min_length=1)]
     trace: Path | None = None
     model: Path | None = None
-    requires: Requirements | None = None
+    requires: Requirements = Requirements()
     server: ServerPlan = ServerPlan()
     replay: ReplayPlan = ReplayPlan()
     predict: PredictPlan = PredictPlan()

@@ -35,9 +35,9 @@ class Requirements(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    gpu: str | None = Field(None, min_length=1)
-    gpus: int = Field(1, ge=1)
-    host_memory_gib: float | None = Field(None, gt=0, allow_inf_nan=False)
+    gpu: str | None = Field(default=None, min_length=1)
+    gpus: int = Field(default=1, ge=1)
+    host_memory_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     link: str | None = None
 
     @field_validator("link")

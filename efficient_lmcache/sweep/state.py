@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 SCHEMA = "efficient-lmcache-sweep/1"
-UNFINISHED = ("pending", "running", "failed")
+Status = Literal["pending", "running", "complete", "failed"]
 
 
 class SweepError(ValueError):
@@ -31,7 +33,7 @@ class SweepRun:
     Attributes:
         directory: of its latest attempt, relative to the sweep's.
         repeat: 1 for the first run of its configuration.
-        status: pending | running | complete | failed; complete means that every output was exact.
+        status: complete means that every output was exact.
         prediction: index into the sweep's predictions; None where nothing could be predicted.
         started_at, finished_at: of its latest attempt.
     """
@@ -41,7 +43,7 @@ class SweepRun:
     repeat: int
     options: dict[str, Any]
     prediction: int | None = None
-    status: str = "pending"
+    status: Status = "pending"
     error: str | None = None
     started_at: str | None = None
     finished_at: str | None = None
@@ -55,6 +57,7 @@ class SweepState:
     Attributes:
         plan: as read.
         trace: name, sha256 and totals.
+        model: name, and sha256 of its config.json.
         predictions: see `predictions.predict_runs`; every one is older than its runs.
         prediction_notes: what they assume, or why there are none.
     """
@@ -65,10 +68,14 @@ class SweepState:
     runs: list[SweepRun]
     predictions: list[dict[str, Any]] = field(default_factory=list)
     prediction_notes: list[str] = field(default_factory=list)
+    model: dict[str, str] = field(default_factory=dict)
 
     @property
     def unfinished(self) -> list[SweepRun]:
-        return [run for run in self.runs if run.status in UNFINISHED]
+        return [run for run in self.runs if run.status != "complete"]
+
+
+_STATE = TypeAdapter(SweepState)
 
 
 def sweep_file(out: Path) -> Path:
@@ -76,12 +83,20 @@ def sweep_file(out: Path) -> Path:
 
 
 def save(state: SweepState, out: Path) -> None:
+    """Raises SweepError where the disk does not take it: what was saved before still stands."""
     partial = sweep_file(out).with_suffix(".partial")
-    with open(partial, "w") as file:
-        file.write(json.dumps({"schema": SCHEMA, **asdict(state)}, indent=1, allow_nan=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, sweep_file(out))
+    try:
+        with open(partial, "w") as file:
+            file.write(json.dumps({"schema": SCHEMA, **asdict(state)}, indent=1, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, sweep_file(out))
+    except OSError as error:
+        raise stopped(out, error) from error
+
+
+def stopped(out: Path, error: OSError) -> SweepError:
+    return SweepError(f"{out}: the sweep stopped: {error}; finished runs are kept, --resume goes on")
 
 
 def load(out: Path) -> SweepState:
@@ -93,13 +108,18 @@ def load(out: Path) -> SweepState:
         raise SweepError(f"{file}: {error.strerror}; expected a directory made by `replay sweep`") from error
     except ValueError as error:
         raise SweepError(f"{file}: not JSON ({error})") from error
-    schema = content.pop("schema", None) if isinstance(content, dict) else None
+    schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:
         raise SweepError(f"{file}: its schema is {schema!r}; only {SCHEMA!r} can be read")
     try:
-        return SweepState(**{**content, "runs": [SweepRun(**run) for run in content["runs"]]})
-    except (KeyError, TypeError) as error:
-        raise SweepError(f"{file}: not a sweep of this version: {error}") from error
+        state = _STATE.validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise SweepError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    for run in state.runs:
+        if run.prediction is not None and run.prediction not in range(len(state.predictions)):
+            raise SweepError(f"{file}: {run.name}: there is no prediction {run.prediction}")
+    return state
 
 
 @contextmanager

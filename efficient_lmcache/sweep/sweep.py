@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -19,9 +20,22 @@ from efficient_lmcache.sweep.expand import PlannedRun, Subject, expand, read_sub
 from efficient_lmcache.sweep.plan import Plan, load_plan
 from efficient_lmcache.sweep.predictions import predict_runs
 from efficient_lmcache.sweep.requirements import check, observe
-from efficient_lmcache.sweep.state import SweepError, SweepRun, SweepState, load, now, only_sweep_in, save, sweep_file
+from efficient_lmcache.sweep.state import (
+    Status,
+    SweepError,
+    SweepRun,
+    SweepState,
+    load,
+    now,
+    only_sweep_in,
+    save,
+    stopped,
+    sweep_file,
+)
 
 _GIB = 1 << 30
+# Options in which a run may differ from the one that its sweep was begun with, and still be the same run.
+_FREE_OPTIONS = ("trace", "model", "out", "start_timeout_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +58,10 @@ class Prepared:
     runs: list[PlannedRun]
 
     def unmet(self, out: Path) -> list[str]:
-        """What the machine lacks, a sentence each."""
+        """What the machine lacks, a sentence each: of what the plan requires, and memory and disk in any case."""
         tiers_gib = max(run.options.host_gib * run.options.tensor_parallel for run in self.runs)
         disk_gib = Estimate.of(self.runs, self.subject.trace.totals.calls).disk_bytes / _GIB
-        requires = self.plan.requires
-        return [] if requires is None else check(requires, observe(out), host_tier_gib=tiers_gib, disk_gib=disk_gib)
+        return check(self.plan.requires, observe(out), host_tier_gib=tiers_gib, disk_gib=disk_gib)
 
 
 def prepare(options: SweepOptions, closing: ExitStack) -> Prepared:
@@ -75,20 +88,18 @@ def run_sweep(
     with ExitStack() as closing:
         prepared = prepare(options, closing)
         if unmet := prepared.unmet(options.out):
-            raise SweepError(f"{options.plan}: this machine does not meet `requires`:\n  " + "\n  ".join(unmet))
+            raise SweepError(f"{options.plan}: this machine lacks what the plan needs:\n  " + "\n  ".join(unmet))
         closing.enter_context(only_sweep_in(options.out))
         closing.enter_context(on_ending_signal(interrupt))
         state = _opened(options, prepared)
-        if not state.predictions:
-            predict_runs(state, prepared.plan, prepared.subject, prepared.runs)
-            save(state, options.out)
+        save(state, options.out)
         _run_all(options, prepared, state, console, command_of)
         return state
 
 
 def new_state(prepared: Prepared) -> SweepState:
     """The sweep before anything ran or was predicted."""
-    plan, trace = prepared.plan, prepared.subject.trace
+    plan, trace, model = prepared.plan, prepared.subject.trace, prepared.subject.model_path
     return SweepState(
         name=plan.name,
         plan=plan.model_dump(mode="json"),
@@ -97,46 +108,62 @@ def new_state(prepared: Prepared) -> SweepState:
             SweepRun(run.name, f"runs/{run.name}", run.repeat, {**run.options.to_json(), "out": f"runs/{run.name}"})
             for run in prepared.runs
         ],
+        model={
+            "name": model.resolve().name,
+            "sha256": hashlib.sha256((model / "config.json").read_bytes()).hexdigest(),
+        },
     )
 
 
 def _opened(options: SweepOptions, prepared: Prepared) -> SweepState:
     """The state on disk if there is one, brought up to date with what its runs say of themselves; else a new one."""
-    fresh = new_state(prepared)
-    if not sweep_file(options.out).exists():
+    out, fresh = options.out, new_state(prepared)
+    if not sweep_file(out).exists():
+        if (out / "runs").exists():
+            # They could be taken for this sweep's, and be older than its predictions.
+            raise SweepError(f"{out}: holds runs, and no {sweep_file(out).name} that knows them; name another --out")
+        predict_runs(fresh, prepared.plan, prepared.subject, prepared.runs)
         return fresh
     if not options.resume:
-        raise SweepError(f"{options.out}: holds a sweep already; --resume goes on with it, another --out begins anew")
-    state = load(options.out)
-    _require_same(state, fresh, options.out)
+        raise SweepError(f"{out}: holds a sweep already; --resume goes on with it, another --out begins anew")
+    state = load(out)
+    _require_same(state, fresh, out)
     for run in state.runs:
-        _settle(run, options.out)
+        _settle(run, out)
     return state
 
 
 def _require_same(state: SweepState, fresh: SweepState, out: Path) -> None:
-    """Raises SweepError unless both are sweeps of one plan on one trace, wherever those files are now."""
-    if state.trace["sha256"] != fresh.trace["sha256"]:
-        raise SweepError(
-            f"{out}: was begun with the trace {state.trace['sha256'][:12]}…, not {fresh.trace['sha256'][:12]}…"
-        )
-    different = [key for key in fresh.plan if key not in ("trace", "model") and state.plan.get(key) != fresh.plan[key]]
+    """Raises SweepError unless both are the same runs of one trace and model, wherever those files are now."""
+    for what, begun, given in (("trace", state.trace, fresh.trace), ("model", state.model, fresh.model)):
+        if begun and begun.get("sha256") != given["sha256"]:
+            raise SweepError(f"{out}: was begun with another {what}, {begun.get('name')!r}; name a new --out")
+    different = sorted(_differences(state, fresh))
     if different:
         raise SweepError(
             f"{out}: was begun with another plan, which differs in {', '.join(different)}; name a new --out"
         )
 
 
+def _differences(state: SweepState, fresh: SweepState) -> set[str]:
+    """The plan's keys that would make other runs or other predictions."""
+    if [run.name for run in state.runs] != [run.name for run in fresh.runs]:
+        return {"runs"}
+    pairs = [(begun.options, given.options) for begun, given in zip(state.runs, fresh.runs, strict=True)]
+    pairs.append(({"predict": state.plan.get("predict")}, {"predict": fresh.plan["predict"]}))
+    return {
+        name for begun, given in pairs for name in given if name not in _FREE_OPTIONS and begun.get(name) != given[name]
+    }
+
+
 def _settle(run: SweepRun, out: Path) -> None:
     """Believe the run's own record, whatever the sweep was when it was written."""
-    if run.status == "pending":
-        return
     try:
         record = read_record(out / run.directory)
     except RunDirectoryError:
         run.status = "pending"
         return
-    if record["status"] == "complete" and record["outputs_exact"] == record["calls"]:
+    if record.get("status") == "complete" and record.get("outputs_exact") == record.get("calls"):
         run.status, run.error = "complete", None
     else:
         run.status = "pending"
@@ -155,7 +182,7 @@ def _run_all(
     opening = f"{state.name}: {len(state.runs)} runs, {done} of them done; {estimate.text(state)}"
     console.print(opening, highlight=False, soft_wrap=True)
     for number, run in enumerate(state.runs, 1):
-        if run not in state.unfinished:
+        if run.status == "complete":
             continue
         console.rule(f"{number}/{len(state.runs)} {run.name}")
         _run_one(options, planned[run.name], run, state, console, command_of)
@@ -182,6 +209,9 @@ def _run_one(
         run.status, run.error = _outcome(record)
     except (ReplayOptionError, RunDirectoryError) as error:
         run.status, run.error = "failed", str(error)
+    except OSError as error:  # a full disk would fail every other run too
+        run.status, run.error = "failed", str(error)
+        raise stopped(options.out, error) from error
     except KeyboardInterrupt:
         run.status, run.error = "pending", "interrupted"
         raise
@@ -198,7 +228,7 @@ def _next_attempt(run: SweepRun, out: Path) -> int:
     return run.attempts + 1 if used else max(1, run.attempts)
 
 
-def _outcome(record: RunRecord) -> tuple[str, str | None]:
+def _outcome(record: RunRecord) -> tuple[Status, str | None]:
     if record.status == "interrupted":
         return "pending", record.error
     if record.status != "complete":

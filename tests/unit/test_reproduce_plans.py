@@ -52,7 +52,6 @@ def test_a_plan_says_what_it_needs_and_is_named_like_its_file(path: Path) -> Non
     plan = load_plan(path)
     assert plan.name == path.stem
     requires = plan.requires
-    assert requires is not None
     count, _, gpu = plan.name.partition("x")
     assert requires.gpus == plan.server.tensor_parallel == int(count)
     assert requires.gpu is not None
@@ -65,7 +64,6 @@ def test_a_plan_says_what_it_needs_and_is_named_like_its_file(path: Path) -> Non
 def test_the_memory_asked_for_holds_the_largest_host_tier_at_the_papers_mean_prompt(path: Path) -> None:
     plan = load_plan(path)
     requires = plan.requires
-    assert requires is not None
     kib_per_token = {("Qwen3", 8): 24, ("Qwen3", 2): 48, ("Qwen2.5", 8): 32, ("Qwen2.5", 2): 128}  # Table 6
     assert plan.model is not None
     footprint = kib_per_token[plan.model.name.split("-")[0], plan.server.tensor_parallel]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,8 @@ from efficient_lmcache.cli import app
 from efficient_lmcache.replay.cli_replay import app as replay_app
 from efficient_lmcache.replay.options import RunOptions
 from efficient_lmcache.replay.synthesize import Workload, synthesize
-from efficient_lmcache.sweep.state import SweepError, SweepState, load
+from efficient_lmcache.replay.trace import NoTraceError
+from efficient_lmcache.sweep.state import SweepError, SweepState, load, only_sweep_in
 from efficient_lmcache.sweep.sweep import SweepOptions, run_sweep
 
 CALLS = 4
@@ -42,11 +45,29 @@ run_sweep(SweepOptions(Path(sys.argv[1]), Path(sys.argv[2])), Console(quiet=True
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Path:
+    return plan_with_its_files(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def finished_sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    plan = plan_with_its_files(tmp_path_factory.mktemp("finished"))
+    sweep(plan)
+    return plan.parent
+
+
+@pytest.fixture
+def finished(finished_sweep: Path, tmp_path: Path) -> Path:
+    """The plan of a sweep whose runs are complete; a copy for each test."""
+    shutil.copytree(finished_sweep, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "plan.yaml"
+
+
+def plan_with_its_files(directory: Path) -> Path:
     workload = Workload(tasks=3, calls_per_task=2, vocab_size=64, system_tokens=32, max_prompt_tokens=4_000)
-    synthesize(tmp_path / "agents.trace", workload)
-    (tmp_path / "model").mkdir()
-    model_directory(tmp_path / "model")
-    return write_plan(tmp_path)
+    synthesize(directory / "agents.trace", workload)
+    (directory / "model").mkdir()
+    model_directory(directory / "model")
+    return write_plan(directory)
 
 
 def write_plan(directory: Path, **changed: Any) -> Path:
@@ -110,9 +131,9 @@ def test_outputs_that_are_not_exact_fail_the_run(plan: Path) -> None:
     assert {run.error for run in state.runs} == {f"1 of {CALLS} outputs are not exact"}
 
 
-def test_resuming_a_finished_sweep_runs_nothing(plan: Path) -> None:
-    before = sweep(plan)
-    assert sweep(plan, "die@1", resume=True) == before
+def test_resuming_a_finished_sweep_runs_nothing(finished: Path) -> None:
+    before = load(finished.parent / "out")
+    assert sweep(finished, "die@1", resume=True) == before
 
 
 def test_a_killed_sweep_keeps_what_was_finished_and_resumes_without_a_lost_or_doubled_call(plan: Path) -> None:
@@ -134,34 +155,113 @@ def test_a_killed_sweep_keeps_what_was_finished_and_resumes_without_a_lost_or_do
     assert [calls_of(out, run.directory) for run in resumed.runs] == [CALLS] * 2
 
 
-def test_a_run_that_finished_just_before_its_sweep_was_killed_is_believed(plan: Path) -> None:
-    state = sweep(plan)
-    file = plan.parent / "out" / "sweep.json"
+def test_a_run_that_finished_just_before_its_sweep_was_killed_is_believed(finished: Path) -> None:
+    state = load(finished.parent / "out")
+    file = finished.parent / "out" / "sweep.json"
     content = json.loads(file.read_text())
     content["runs"][0]["status"] = "running"
     file.write_text(json.dumps(content))
-    resumed = sweep(plan, "die@1", resume=True)
+    resumed = sweep(finished, "die@1", resume=True)
     assert [run.status for run in resumed.runs] == ["complete"] * 2
     assert resumed.runs[0].attempts == state.runs[0].attempts
+    assert load(finished.parent / "out") == resumed
 
 
-def test_a_directory_is_used_only_by_the_sweep_that_began_in_it(plan: Path) -> None:
-    sweep(plan)
+def test_a_run_whose_record_is_gone_or_garbled_is_run_again(finished: Path) -> None:
+    out = finished.parent / "out"
+    shutil.rmtree(out / "runs/a2-recompute")
+    (out / "runs/a2-recompute-r2/run.json").write_text('{"schema": "efficient-lmcache-run/1"}')
+    resumed = sweep(finished, resume=True)
+    assert [run.status for run in resumed.runs] == ["complete"] * 2
+    assert [run.directory for run in resumed.runs] == ["runs/a2-recompute", "runs/a2-recompute-r2-attempt2"]
+
+
+def test_a_directory_is_used_only_by_the_sweep_that_began_in_it(finished: Path) -> None:
     with pytest.raises(SweepError, match="holds a sweep already; --resume goes on with it"):
-        sweep(plan)
-    write_plan(plan.parent, replay={"time_scale": 2})
-    with pytest.raises(SweepError, match="was begun with another plan, which differs in replay"):
-        sweep(plan, resume=True)
-    write_plan(plan.parent)
-    synthesize(plan.parent / "agents.trace", Workload(tasks=1, calls_per_task=2, vocab_size=64, system_tokens=8))
-    with pytest.raises(SweepError, match="was begun with the trace"):
-        sweep(plan, resume=True)
+        sweep(finished)
+    for changed, named in (
+        ({"replay": {"time_scale": 2}}, "time_scale"),
+        ({"runs": [{"admission": "recompute", "active_pool": 1}]}, "runs"),
+        ({"predict": {"output_s_per_token": [0.1, 0.2]}}, "predict"),
+    ):
+        write_plan(finished.parent, **{"replay": {"time_scale": 0, "call_timeout_s": 60}, **changed})
+        with pytest.raises(SweepError, match=f"was begun with another plan, which differs in .*{named}"):
+            sweep(finished, resume=True)
+    write_plan(finished.parent)
+    model_directory(finished.parent / "model", context_tokens=32_768)
+    with pytest.raises(SweepError, match="was begun with another model, 'model'"):
+        sweep(finished, resume=True)
+    synthesize(finished.parent / "agents.trace", Workload(tasks=1, calls_per_task=2, vocab_size=64, system_tokens=8))
+    with pytest.raises(SweepError, match=r"was begun with another trace, 'agents\.trace'"):
+        sweep(finished, resume=True)
+    (finished.parent / "agents.trace").unlink()
+    with pytest.raises(NoTraceError, match=r"agents\.trace"):
+        sweep(finished, resume=True)
 
 
-def test_a_machine_that_lacks_what_the_plan_requires_runs_nothing(plan: Path) -> None:
-    write_plan(plan.parent, requires={"gpu": "H20", "gpus": 4096})
-    with pytest.raises(SweepError, match="does not meet `requires`:\n  needs 4096 x H20"):
+def test_what_does_not_change_the_runs_may_change_between_attempts(finished: Path) -> None:
+    begun = load(finished.parent / "out")
+    server = {"gpu_kv_tokens": 8192, "start_timeout_s": 30}
+    write_plan(finished.parent, name="renamed", server=server, requires={"host_memory_gib": 0.001})
+    assert sweep(finished, "die@1", resume=True) == begun
+
+
+def test_two_sweeps_do_not_share_a_directory(plan: Path) -> None:
+    with (
+        only_sweep_in(plan.parent / "out"),
+        pytest.raises(SweepError, match="another sweep is running in it"),
+    ):
         sweep(plan)
+    shutil.rmtree(plan.parent / "out")
+    (plan.parent / "out").write_text("a file")
+    with pytest.raises(SweepError, match="out: cannot be used: File exists"):
+        sweep(plan)
+
+
+def test_runs_without_their_sweep_are_not_taken_for_those_of_a_new_one(finished: Path) -> None:
+    (finished.parent / "out/sweep.json").unlink()
+    with pytest.raises(SweepError, match=r"holds runs, and no sweep\.json that knows them"):
+        sweep(finished, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("garble", "message"),
+    [
+        (lambda content: content["runs"][0].update(status="done"), r"runs\.0\.status: .*'pending'"),
+        (lambda content: content["runs"][1].pop("options"), r"runs\.1\.options: Field required"),
+        (lambda content: content["runs"][1].update(prediction=7), "a2-recompute-r2: there is no prediction 7"),
+        (lambda content: content.pop("trace"), "trace: Field required"),
+    ],
+)
+def test_a_garbled_sweep_names_what_is_wrong(finished: Path, garble: Callable[[Any], None], message: str) -> None:
+    file = finished.parent / "out/sweep.json"
+    content = json.loads(file.read_text())
+    garble(content)
+    file.write_text(json.dumps(content))
+    with pytest.raises(SweepError, match=message) as raised:
+        sweep(finished, resume=True)
+    assert str(raised.value).startswith(f"{file}: ")
+
+
+def test_a_full_disk_ends_the_sweep_in_one_line_and_loses_nothing(finished: Path) -> None:
+    out = finished.parent / "out"
+    begun = load(finished.parent / "out")
+    shutil.rmtree(out / "runs/a2-recompute-r2")
+    (out / "sweep.partial").symlink_to("/dev/full")
+    command = ["replay", "sweep", str(finished), "--out", str(out), "--resume"]
+    result = CliRunner().invoke(app, command)
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+    assert "the sweep stopped: [Errno 28] No space left on device; finished runs are kept" in result.output
+    (out / "sweep.partial").unlink()
+    assert [run.status for run in sweep(finished, resume=True).runs] == [run.status for run in begun.runs]
+
+
+def test_a_machine_that_lacks_what_the_plan_needs_runs_nothing(plan: Path) -> None:
+    huge = [{"admission": "none", "active_pool": 2, "host_gib": 1e6}]
+    for changed, named in (({"requires": {"gpu": "H20", "gpus": 4096}}, "4096 x H20"), ({"runs": huge}, "1e\\+06 GiB")):
+        write_plan(plan.parent, **changed)
+        with pytest.raises(SweepError, match=f"this machine lacks what the plan needs:\n  needs {named}"):
+            sweep(plan)
     assert not (plan.parent / "out").exists()
 
 

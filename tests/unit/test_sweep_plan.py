@@ -51,7 +51,7 @@ def test_lists_multiply_and_every_run_has_its_own_name(tmp_path: Path, trace: Pa
             {"admission": "recompute", "active_pool": [4, 2], "repeats": 2},
             {"admission": ["none", "fixed"], "active_pool": 4, "host_gib": [0.5, 1]},
             {"admission": "conditioned", "active_pool": 4, "host_gib": 0.5, "write_threshold_chunks": [4, 8]},
-            {"admission": "none", "active_pool": 4, "host_gib": 0.5, "connector": "lmcache"},
+            {"admission": "none", "active_pool": 4, "host_gib": [0.5, 0.50000001], "connector": "lmcache"},
         ],
     )
     assert [run.name for run in runs] == [
@@ -66,6 +66,7 @@ def test_lists_multiply_and_every_run_has_its_own_name(tmp_path: Path, trace: Pa
         "a4-conditioned-0.5gib-k4",
         "a4-conditioned-0.5gib-k8",
         "a4-none-0.5gib-lmcache",
+        "a4-none-0.50000001gib-lmcache",
     ]
     assert {run.options.chunk_tokens for run in runs} == {128}
     assert runs[1].repeat == 2
