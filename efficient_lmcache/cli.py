@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from efficient_lmcache import __version__
+from efficient_lmcache.replay.cli_common import INTERRUPTED_STATUS, USER_ERROR_STATUS, failure, user_errors
 from efficient_lmcache.replay.cli_condense import condense
-from efficient_lmcache.replay.cli_replay import INTERRUPTED_STATUS, USER_ERROR_STATUS
 from efficient_lmcache.replay.cli_replay import app as replay_app
 from efficient_lmcache.replay.cli_trace import app as trace_app
 from efficient_lmcache.replay.recorder.cli_record import record
@@ -63,7 +63,7 @@ def serve(context: typer.Context) -> None:
     try:
         vllm_serve.main(context.args)
     except OptionError as error:
-        _fail(error)
+        raise failure(error, USER_ERROR_STATUS) from None
 
 
 @model_app.command("create")
@@ -76,10 +76,8 @@ def model_create(
     from efficient_lmcache.replay.model import create_model
 
     _require("transformers", "cpu")
-    try:
+    with user_errors():
         create_model(directory, vocab_size=vocab, max_model_len=max_model_len)
-    except (ValueError, OSError) as error:
-        _fail(error)
     typer.echo(f"{directory}: random Qwen3, vocabulary {vocab}, context {max_model_len}, 1 KiB of KV per token")
 
 
@@ -92,21 +90,16 @@ def demo(
 
     _require("vllm", "cpu")
     try:
-        run_demo(out)
-    except (ValueError, OSError) as error:
-        _fail(error)
+        with user_errors():
+            run_demo(out)
     except KeyboardInterrupt:
-        _fail("interrupted; finished and partial runs are kept", INTERRUPTED_STATUS)
+        raise failure("interrupted; finished and partial runs are kept", INTERRUPTED_STATUS) from None
 
 
 def _require(module: str, extra: str) -> None:
     if importlib.util.find_spec(module) is None:
-        _fail(f"{module} is not installed; pip install 'efficient-lmcache[{extra}]' (or [gpu])")
-
-
-def _fail(error: object, status: int = USER_ERROR_STATUS) -> None:
-    typer.echo(f"error: {error}", err=True)
-    raise typer.Exit(status)
+        message = f"{module} is not installed; pip install 'efficient-lmcache[{extra}]' (or [gpu])"
+        raise failure(message, USER_ERROR_STATUS)
 
 
 def main() -> None:

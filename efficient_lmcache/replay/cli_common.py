@@ -1,4 +1,4 @@
-"""What the commands share: how users' errors end, and where they may write."""
+"""What the commands share: how errors end, and where they may write."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from pathlib import Path
 
 import typer
 
+RUN_FAILED_STATUS = 1
 USER_ERROR_STATUS = 2
+INTERRUPTED_STATUS = 130
+
+
+def failure(message: object, status: int) -> typer.Exit:
+    """To raise: the message is one line on stderr, the status the process's."""
+    typer.echo(f"error: {message}", err=True)
+    return typer.Exit(status)
 
 
 @contextmanager
@@ -17,8 +25,7 @@ def user_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(USER_ERROR_STATUS) from None
+        raise failure(error, USER_ERROR_STATUS) from None
 
 
 def check_output(out: Path, force: bool) -> None:

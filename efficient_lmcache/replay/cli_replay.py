@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from efficient_lmcache.replay.compare import CompareError, compare, render
+from efficient_lmcache.replay.cli_common import (
+    INTERRUPTED_STATUS,
+    RUN_FAILED_STATUS,
+    USER_ERROR_STATUS,
+    failure,
+    user_errors,
+)
+from efficient_lmcache.replay.compare import compare, render
 from efficient_lmcache.replay.driver import ReplayOptionError
 from efficient_lmcache.replay.options import DEFAULT_BLOCK_TOKENS, RunOptions
 from efficient_lmcache.replay.run import run_replay
@@ -16,10 +23,6 @@ from efficient_lmcache.replay.rundir import RunDirectoryError
 from efficient_lmcache.replay.trace import TraceError
 
 app = typer.Typer(no_args_is_help=True, help="Replay recorded agents token for token, and compare policies.")
-
-USER_ERROR_STATUS = 2
-RUN_FAILED_STATUS = 1
-INTERRUPTED_STATUS = 130
 
 
 @app.command("run")
@@ -101,18 +104,22 @@ def run_command(
         )
         record = run_replay(options, console)
     except (ReplayOptionError, RunDirectoryError, TraceError) as error:
-        raise _fail(str(error), USER_ERROR_STATUS) from None
+        raise failure(error, USER_ERROR_STATUS) from None
+    except OSError as error:
+        raise failure(error, RUN_FAILED_STATUS) from None
     except KeyboardInterrupt:
-        raise _fail("interrupted before the run began; nothing was created", INTERRUPTED_STATUS) from None
+        raise failure("interrupted before the run began; nothing was created", INTERRUPTED_STATUS) from None
     if record.answered:
         typer.echo(render(compare([out]), "table"))
     if record.status == "interrupted":
-        raise _fail(f"{record.error}; partial run in {out}", INTERRUPTED_STATUS)
+        raise failure(f"{record.error}; partial run in {out}", INTERRUPTED_STATUS)
     if record.status != "complete":
-        raise _fail(f"{record.error}; partial run in {out}", RUN_FAILED_STATUS)
+        raise failure(f"{record.error}; partial run in {out}", RUN_FAILED_STATUS)
     if record.outputs_exact != record.calls:
         missing = record.calls - record.outputs_exact
-        raise _fail(f"{missing} of {record.calls} outputs are not exact; see {out / 'calls.jsonl'}", RUN_FAILED_STATUS)
+        raise failure(
+            f"{missing} of {record.calls} outputs are not exact; see {out / 'calls.jsonl'}", RUN_FAILED_STATUS
+        )
 
 
 @app.command("compare")
@@ -121,12 +128,5 @@ def compare_command(
     format_: Annotated[str, typer.Option("--format", help="table | markdown | json")] = "table",
 ) -> None:
     """Print runs of one trace side by side."""
-    try:
+    with user_errors():
         typer.echo(render(compare(runs), format_))
-    except (CompareError, RunDirectoryError) as error:
-        raise _fail(str(error), USER_ERROR_STATUS) from None
-
-
-def _fail(message: str, status: int) -> typer.Exit:
-    typer.echo(f"error: {message}", err=True)
-    return typer.Exit(status)
