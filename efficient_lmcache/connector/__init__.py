@@ -7,6 +7,7 @@ The name is registered by the `vllm.general_plugins` entry point (`plugin.regist
     options.py           the `efficient.*` options
     admission.py         scheduler side: one decision per request, remembered until it ends
     offload.py           worker side: deduplicating store, transfer counts, tier probe and its publication
+    telemetry.py         what either side publishes and hears, put together as the options say
     metrics.py           counters and gauges in vLLM's own /metrics
     vllm_adapter.py      every vLLM internal that is read or set
     lmcache_adapter.py   every LMCache internal that is read, set or wrapped

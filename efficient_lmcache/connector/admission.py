@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from efficient_lmcache.connector import vllm_adapter
-from efficient_lmcache.connector.metrics import StatsCollector
 from efficient_lmcache.core.admission import AdmissionPolicy, Decision, RequestFacts
 from efficient_lmcache.core.tasks import TaskInference
 from efficient_lmcache.core.tier import TierReport
@@ -19,6 +18,8 @@ from efficient_lmcache.telemetry.pool import Lookup
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
+    from efficient_lmcache.connector.metrics import StatsCollector
 
 #: LMCache's request-level switch: none of the request's new KV is stored.
 SKIP_SAVE_KEY = "lmcache.skip_save"

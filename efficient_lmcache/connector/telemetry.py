@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 from collections import deque
+from typing import TYPE_CHECKING
 
 from efficient_lmcache.connector.admission import HasReport, NoReports
-from efficient_lmcache.connector.metrics import StatsCollector
 from efficient_lmcache.connector.options import PREFIX, ConnectorOptions, OptionError
 from efficient_lmcache.core.observation import PoolEstimate
 from efficient_lmcache.telemetry import redis_keys
@@ -19,6 +19,9 @@ from efficient_lmcache.telemetry.redis_feed import RedisFeed
 from efficient_lmcache.telemetry.redis_outbox import BothSinks, RedisOutbox, RedisSink
 from efficient_lmcache.telemetry.redis_settings import RedisSettings
 from efficient_lmcache.telemetry.transport import ReportSink
+
+if TYPE_CHECKING:
+    from efficient_lmcache.connector.metrics import StatsCollector
 
 
 def worker_sink(options: ConnectorOptions, engine_id: str) -> ReportSink | None:
@@ -65,8 +68,8 @@ class SchedulerTelemetry:
     def _join_pool(self, options: ConnectorOptions, engine_id: str) -> ClusterView:
         settings, deployment = redis_settings(options), options.telemetry_deployment
         view = ClusterView(on_bad_message=lambda: self._stats.count("telemetry_bad_messages"))
-        own_tier = redis_keys.tier_key(deployment, engine_id, rank=0)
-        self._feed = RedisFeed(settings, deployment, [redis_keys.prefix(deployment) + "pool:", own_tier], view.receive)
+        keys = [redis_keys.tier_key(deployment, engine_id, rank=0), redis_keys.all_pools(deployment)]
+        self._feed = RedisFeed(settings, deployment, keys, view.receive)
         observer = Observer(engine_id, options.activity_window_s, options.prompt_window_lookups)
         self.lookups = observer.lookups
         self._pool = PoolTelemetry(

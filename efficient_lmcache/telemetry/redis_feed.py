@@ -25,27 +25,32 @@ _SILENCE_S = 5.0
 _CLOSE_TIMEOUT_S = 5.0
 _logger = logging.getLogger(__name__)
 
-#: Takes a key, a payload and its age in seconds. Called on the feed's thread.
+#: Takes a key, a payload and its age in seconds.
 Receiver = Callable[[str, bytes, float], None]
 
 
 class RedisFeed:
-    """Brings every message under the given prefixes to `receive`, until `close()`: the last values, then what comes.
+    """Brings every message under the given keys to `receive`, until `close()`: the last values, then what comes.
 
     Subscribes before it reads the last values, so that none is lost in between; a receiver may see one twice. While
     Redis is away it is tried again with growing waits.
+
+    Args:
+        keys: a key, or what keys begin with and a `*`.
+        receive: called on the feed's thread.
 
     Attributes:
         connected: subscribed, and Redis has answered lately.
         error: why not, in words; None while connected, and before the first attempt has ended.
     """
 
-    def __init__(self, settings: RedisSettings, deployment: str, prefixes: Sequence[str], receive: Receiver) -> None:
+    def __init__(self, settings: RedisSettings, deployment: str, keys: Sequence[str], receive: Receiver) -> None:
         self.connected = False
         self.error: str | None = None
         self._settings = settings
         self._index = redis_keys.prefix(deployment) + "index"
-        self._prefixes = tuple(prefixes)
+        self._channels = [key for key in keys if not key.endswith("*")]
+        self._patterns = [key for key in keys if key.endswith("*")]
         self._receive = receive
         self._attempted = threading.Event()
         self._stopping = threading.Event()
@@ -94,19 +99,22 @@ class RedisFeed:
                 client.close()
 
     def _subscribe(self, pubsub: PubSub) -> None:
-        pubsub.psubscribe(*(f"{prefix}*" for prefix in self._prefixes))
+        if self._channels:
+            pubsub.subscribe(*self._channels)
+        if self._patterns:
+            pubsub.psubscribe(*self._patterns)
         confirmed = 0
         give_up_s = time.monotonic() + TIMEOUT_S
-        while confirmed < len(self._prefixes):
+        while confirmed < len(self._channels) + len(self._patterns):
             message: Any = pubsub.get_message(timeout=TIMEOUT_S)
             if message is None or time.monotonic() > give_up_s:
                 raise RedisFailure(f"no answer to the subscription within {TIMEOUT_S:g} s")
-            confirmed += message["type"] == "psubscribe"
+            confirmed += message["type"] in ("subscribe", "psubscribe")
             self._take(message)
 
     def _receive_last_values(self, client: Redis) -> None:
         members: Any = client.smembers(self._index)
-        keys = [key for key in members if key.decode(errors="replace").startswith(self._prefixes)]
+        keys = [key for key in members if self._is_wanted(key.decode(errors="replace"))]
         if not keys:
             return
         pipeline = client.pipeline(transaction=False)
@@ -132,6 +140,9 @@ class RedisFeed:
             else:
                 pubsub.ping()
 
+    def _is_wanted(self, key: str) -> bool:
+        return key in self._channels or key.startswith(tuple(pattern[:-1] for pattern in self._patterns))
+
     def _take(self, message: dict[str, Any]) -> None:
-        if message["type"] == "pmessage":
+        if message["type"] in ("message", "pmessage"):
             self._receive(message["channel"].decode(errors="replace"), message["data"], 0.0)

@@ -57,5 +57,15 @@ def parse(key: str) -> Channel | None:
     return Channel(kind, urllib.parse.unquote(engine), int(rank[0]) if rank else 0)
 
 
+def all_of(deployment: str) -> list[str]:
+    """The patterns of all channels of a deployment. An ACL must allow them literally."""
+    return [f"{prefix(deployment)}tier:*", all_pools(deployment)]
+
+
+def all_pools(deployment: str) -> str:
+    """The pattern of the channels of all observations."""
+    return f"{prefix(deployment)}pool:*"
+
+
 def _quoted(engine_id: str) -> str:
     return urllib.parse.quote(engine_id, safe="", errors="replace")

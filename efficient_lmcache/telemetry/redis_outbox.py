@@ -99,7 +99,7 @@ class RedisOutbox:
             self.salt = answers[-1][:64]
         if refusals:
             # A Redis without memory left takes no values, and still tells those who listen.
-            self._failures.failed(RedisRefusal(f"{refusals[0]!s:.200}"))
+            self._failures.failed(RedisRefusal(f"{refusals[0]!s:.200}".rstrip(".")))
         else:
             self._failures.succeeded()
 

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from efficient_lmcache.core.tier import TierReport
 from efficient_lmcache.telemetry.local import LocalSink, LocalSource
-from efficient_lmcache.telemetry.poller import ReportPoller
+from efficient_lmcache.telemetry.poller import NewestOf, ReportPoller
 from efficient_lmcache.telemetry.reader import ReportReader
 from efficient_lmcache.telemetry.report import encode
 
@@ -65,6 +66,20 @@ def test_closing_does_not_wait_for_the_interval_and_may_be_repeated(tmp_path: Pa
     poller.close()
     poller.close()
     assert not poller._thread.is_alive()
+
+
+def test_of_two_channels_the_newest_report_counts_as_first_received(tmp_path: Path) -> None:
+    sinks = [LocalSink("engine", tmp_path / name) for name in ("a", "b")]
+    newest = NewestOf([ReportReader(LocalSource("engine", tmp_path / name), "engine") for name in ("a", "b")])
+    assert newest.latest(1.0) is None
+    received: list[tuple[int, float]] = []
+    for now_s, (sink, sequence) in enumerate([(0, 4), (1, 4), (1, 5), (0, 5), (0, 3), (1, 6)]):
+        sinks[sink].publish(encode(replace(REPORT, sequence=sequence)))
+        report = newest.latest(float(now_s))
+        assert report is not None
+        received.append((report.sequence, report.received_s))
+    assert received == [(4, 0.0), (4, 0.0), (5, 2.0), (5, 2.0), (5, 2.0), (6, 5.0)]
+    newest.close()
 
 
 def test_an_interval_that_is_not_positive_is_refused(tmp_path: Path) -> None:
