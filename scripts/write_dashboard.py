@@ -285,7 +285,6 @@ def _variable(name: str, label: str) -> dict[str, Any]:
         "type": "query",
         "datasource": _SOURCE,
         "query": {"query": query, "refId": name},
-        "definition": query,
         "refresh": 2,
         "multi": True,
         "includeAll": True,

@@ -62,7 +62,7 @@ def container(deployment: dict[str, Any]) -> dict[str, Any]:
 
 def environment(deployment: dict[str, Any]) -> dict[str, str]:
     """Its variables with literal values."""
-    return {entry["name"]: entry["value"] for entry in container(deployment)["env"] if "value" in entry}
+    return {entry["name"]: entry["value"] for entry in container(deployment).get("env", []) if "value" in entry}
 
 
 def transfer_config(engine: dict[str, Any]) -> dict[str, Any] | None:
