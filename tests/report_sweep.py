@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ _MORNING = datetime(2026, 11, 29, 8, 0, tzinfo=timezone.utc)
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One entry of the sweep; `gamma_h` sizes the tier, `status` is sweep.json's."""
+    """One entry of the sweep; `gamma_h` sizes the tier, `kappa` is its write threshold, `status` is sweep.json's."""
 
     admission: str
     active_pool: int = 8
@@ -36,11 +36,15 @@ class SweepRun:
     status: str = "complete"
     error: str | None = None
     name: str | None = None
+    connector: str = "efficient"
+    kappa: int | None = None
 
     @property
     def title(self) -> str:
         tier = f"-{self.gamma_h:g}" if self.gamma_h else ""
-        return self.name or f"a{self.active_pool}-{self.admission}{tier}" + (f"-r{self.repeat}" * (self.repeat > 1))
+        more = [f"-k{self.kappa}"] * (self.kappa is not None) + ["-lmcache"] * (self.connector == "lmcache")
+        more += [f"-r{self.repeat}"] * (self.repeat > 1)
+        return self.name or f"a{self.active_pool}-{self.admission}{tier}{''.join(more)}"
 
 
 MATRIX = (
@@ -66,7 +70,7 @@ def write_sweep(directory: Path, runs: tuple[SweepRun, ...] = MATRIX, *, tasks: 
     for index, run in enumerate(runs):
         path = directory / "runs" / run.title
         record = _replay(trace, run, path, _MORNING + timedelta(minutes=10 * index)) if _ran(run) else None
-        predicted = run.admission == "none" and record is not None and run.repeat == 1
+        predicted = (run.admission == "none" or run.kappa is not None) and record is not None and run.repeat == 1
         if predicted:
             predictions.append(_prediction(run, record))
         entries.append(
@@ -114,6 +118,7 @@ def _prediction(run: SweepRun, record: dict[str, Any]) -> dict[str, Any]:
         "capacity_chunks": int(record["host_gib_per_rank"] * GIB) // (CHUNK_TOKENS * BYTES_PER_TOKEN),
         "computed_prefill_tokens": span(record["computed_prefill_tokens"]),
         "restored_tokens_per_rank": span(record["restored_tokens_per_rank"]),
+        **({} if run.kappa is None else {"write_threshold_chunks": run.kappa}),
     }
 
 
@@ -173,7 +178,10 @@ def _replay(trace: Path, run: SweepRun, path: Path, started: datetime) -> dict[s
     gpu, tier = _Lru(gpu_tokens // CHUNK_TOKENS), _Lru(host_bytes // chunk_bytes)
     policy = None
     if run.admission != "recompute":
-        policy = ADMISSIONS[run.admission](AdmissionParameters(CHUNK_TOKENS, BYTES_PER_TOKEN, host_bytes))
+        parameters = AdmissionParameters(CHUNK_TOKENS, BYTES_PER_TOKEN, host_bytes)
+        if run.kappa is not None:
+            parameters = replace(parameters, write_threshold_chunks=run.kappa)
+        policy = ADMISSIONS[run.admission](parameters)
     rows, decisions = [], []
     computed = restored = stored = 0
     now, ended = 0.0, dict[str, float]()
@@ -205,10 +213,11 @@ def _replay(trace: Path, run: SweepRun, path: Path, started: datetime) -> dict[s
             }
         )  # fmt: skip
         now += taken
+    logged = decisions if run.connector == "efficient" else []  # LMCache's own has no log
     record = RunRecord(
         status=run.status,
         admission=run.admission,
-        connector="none" if run.admission == "recompute" else "efficient",
+        connector="none" if run.admission == "recompute" else run.connector,
         host_gib_per_rank=host_bytes / GIB,
         active_pool=run.active_pool,
         calls=facts["calls"],
@@ -219,8 +228,8 @@ def _replay(trace: Path, run: SweepRun, path: Path, started: datetime) -> dict[s
         options={
             "trace": "agents.trace", "model": "model", "admission": run.admission, "host_gib": host_bytes / GIB,
             "active_pool": run.active_pool, "out": run.title, "time_scale": 0.1, "gpu_kv_tokens": gpu_tokens,
-            "chunk_tokens": CHUNK_TOKENS, "block_tokens": 128, "connector": "efficient", "max_num_seqs": 16,
-            "write_threshold_chunks": None, "occupancy_threshold": None, "tensor_parallel": 1, "label_tasks": True,
+            "chunk_tokens": CHUNK_TOKENS, "block_tokens": 128, "connector": run.connector, "max_num_seqs": 16,
+            "write_threshold_chunks": run.kappa, "occupancy_threshold": None, "tensor_parallel": 1, "label_tasks": True,
         },
         command=["efficient-lmcache", "replay", "run"],
         trace=facts,
@@ -239,11 +248,11 @@ def _replay(trace: Path, run: SweepRun, path: Path, started: datetime) -> dict[s
         evicted_chunks_per_rank=tier.evicted,
         preemptions=0,
         gpu_kv_tokens=gpu_tokens,
-        decisions=DecisionCounts.of(decisions),
+        decisions=DecisionCounts.of(logged),
     )  # fmt: skip
     path.mkdir(parents=True)
     (path / "run.json").write_text(json.dumps(record.to_json()))
     (path / "calls.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    if decisions:
-        (path / "decisions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in decisions))
+    if logged:
+        (path / "decisions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in logged))
     return record.to_json()

@@ -40,7 +40,10 @@ def host_capacity(figure: CapacityFigure, pool: int, link: Link) -> Figure | Non
         _computed(series, axis, estimate, link),
         _traffic([one for one in series if one.admission != "recompute"], axis, estimate, link),
     )
-    return Figure(panels, _caption(series, pool), _key(series, *_TRAFFIC_KEY, shade=bool(axis.shade_above(estimate))))
+    caption = _caption(series, pool)
+    if any(one.connector == "lmcache" for one in series):
+        caption += " Host traffic with crosses is by LMCache's own counters, which count more than what was copied."
+    return Figure(panels, caption, _key(series, *_TRAFFIC_KEY, shade=bool(axis.shade_above(estimate))))
 
 
 def write_admission(figure: CapacityFigure, pool: int, link: Link) -> Figure | None:
@@ -152,7 +155,11 @@ def _traffic(series: Sequence[Series], axis: CapacityAxis, estimate: float | Non
                     "mode": "lines+markers" if len(shown) > 1 else "markers",
                     "x": [axis.place(row.host_gib_per_rank) for row in shown],
                     "y": [unit.of_value(value(row)) for row in shown],
-                    "marker": {"symbol": symbol, "size": 8, "color": f"@{colour}"},
+                    "marker": {
+                        "symbol": "cross" if one.connector == "lmcache" else symbol,
+                        "size": 8,
+                        "color": f"@{colour}",
+                    },
                     "line": {"width": 1.5, "dash": dash, "color": f"@{colour}"},
                     "cliponaxis": False,
                     "hoverinfo": "text",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from efficient_lmcache.report.figures import MARKS, Figure, Panel, hover, key_of, mark_name, swatch
+from efficient_lmcache.report.figures import BAR_PATH, MARKS, Figure, Panel, hover, key_of, mark_name, swatch
 from efficient_lmcache.report.figures_rows import RowAxis, whiskers
 from efficient_lmcache.report.figures_runs import Link, percent, seconds_text
 from efficient_lmcache.report.gap import EvictedBeforeReuse, ReuseGap
@@ -30,11 +30,13 @@ def gaps(runs: Sequence[GapRun], link: Link) -> Figure:
     items = [
         element("li", swatch("M6 0h2.4v14h-2.4z", "ink"), "median gap on the server"),
         element("li", swatch(_RING, "quiet", hollow=True), "median of the agent's own time"),
+        element("li", swatch(BAR_PATH, "quiet"), "evicted and computed again"),
+        element("li", swatch(BAR_PATH, "range"), "evicted, but still in the GPU's cache"),
     ]
     caption = (
         "The gap runs from the end of a task's response to the first lookup of its next call; its own part is the "
         "agent's and its tools' time as replayed. Thin lines from the 10th to the 90th percentile, thick ones between "
-        "the quartiles."
+        "the quartiles. Right: of the chunks that calls wrote to the tier, those gone when the agent called again."
     )
     return Figure(tuple(panels), caption, key_of(items))
 
@@ -86,17 +88,18 @@ def _gap(runs: Sequence[GapRun], axis: RowAxis, link: Link) -> Panel:
 
 
 def _evicted(runs: Sequence[tuple[RunRow, EvictedBeforeReuse]], axis: RowAxis, link: Link) -> Panel:
+    colours = [f"@{MARKS[mark_name(row.admission, row.connector)].colour}" for row, _ in runs]
+    recomputed = [100 * (found.recomputed_share or 0) for _, found in runs]
+    evicted = [100 * (found.evicted_share or 0) for _, found in runs]
     data: list[dict[str, Any]] = [
         {
             "type": "bar",
             "orientation": "h",
             "y": [axis.place(row) for row, _ in runs],
-            "x": [100 * (found.evicted_share or 0) for _, found in runs],
+            "x": shares,
             "width": 0.5,
-            "marker": {"color": [f"@{MARKS[mark_name(row.admission, row.connector)].colour}" for row, _ in runs]},
-            "text": [percent(found.evicted_share) for _, found in runs],
-            "textposition": "outside",
-            "cliponaxis": False,
+            "marker": {"color": colours, "opacity": opacity},
+            **text,
             "hoverinfo": "text",
             "hovertext": [
                 hover(
@@ -109,9 +112,25 @@ def _evicted(runs: Sequence[tuple[RunRow, EvictedBeforeReuse]], axis: RowAxis, l
             ],
             "customdata": [link(row.directory) for row, _ in runs],
         }
+        for shares, opacity, text in (
+            (recomputed, 1.0, {}),
+            (
+                [gone - again for gone, again in zip(evicted, recomputed, strict=True)],
+                0.4,
+                {
+                    "text": [percent(found.evicted_share) for _, found in runs],
+                    "textposition": "outside",
+                    "cliponaxis": False,
+                },
+            ),
+        )
     ]
-    words = "; ".join(f"{axis.label(row)}: {percent(found.evicted_share)}" for row, found in runs)
+    words = "; ".join(
+        f"{axis.label(row)}: {percent(found.evicted_share)}, computed again {percent(found.recomputed_share)}"
+        for row, found in runs
+    )
     layout = {
+        "barmode": "stack",
         "xaxis": {"title": {"text": "Written chunks (%)"}, "range": [0, 125], "tickvals": [0, 25, 50, 75, 100]},
         "yaxis": axis.layout(),
     }

@@ -13,16 +13,15 @@ from efficient_lmcache.report.figures import (
     Unit,
     hover,
     key_of,
+    mark_name,
     marker,
     swatch,
     tier_text,
     token_unit,
 )
-from efficient_lmcache.report.figures_runs import tokens_text
+from efficient_lmcache.report.figures_runs import named_by_thresholds, thresholds_text, tokens_text
 from efficient_lmcache.report.markup import element
 from efficient_lmcache.report.predictions import Held, PredictedRun
-
-_ADMISSIONS = ("recompute", "none", "fixed", "conditioned")
 
 DirectoryOf = Callable[[PredictedRun], str | None]
 
@@ -33,9 +32,11 @@ def predicted(runs: Sequence[PredictedRun], estimate_gib: float | None, address:
         _panel("Computed prefill", "", runs, lambda run: run.computed, estimate_gib, address),
         _panel("Restored", " per rank", runs, lambda run: run.restored, estimate_gib, address),
     )
-    used = [name for name in _ADMISSIONS if any(run.admission == name for run in runs)]
+    used = {_mark(run) for run in runs}
     items = [
-        element("li", swatch(MARKS[name].path, MARKS[name].colour), f"measured: {MARKS[name].label}") for name in used
+        element("li", swatch(mark.path, mark.colour), f"measured: {mark.label}")
+        for name, mark in MARKS.items()
+        if name in used
     ]
     items += [
         element("li", swatch("M5 0h4v14h-4z", "range"), "predicted range"),
@@ -56,13 +57,13 @@ def _panel(
 ) -> Panel:
     unit = token_unit(value for run in runs for value in (held(run).high, held(run).measured))
     axis = CapacityAxis.of(run.host_gib_per_rank for run in runs)
-    used = [name for name in _ADMISSIONS if any(run.admission == name for run in runs)]
+    stripes = sorted({_stripe(run) for run in runs})
     data: list[dict[str, Any]] = []
     low, high = axis.limits
-    for index, name in enumerate(used):
-        shown = [run for run in runs if run.admission == name]
+    for index, stripe in enumerate(stripes):
+        shown = [run for run in runs if _stripe(run) == stripe]
         # The plot's width is not known here; a stripe is about a fortieth of it.
-        shift = (index - (len(used) - 1) / 2) * (high - low) / 40
+        shift = (index - (len(stripes) - 1) / 2) * (high - low) / 40
 
         def place(run: PredictedRun, shift: float = shift) -> float:
             return axis.place(run.host_gib_per_rank) + shift
@@ -76,6 +77,16 @@ def _panel(
     )
     layout = {"xaxis": axis.layout(), "yaxis": {"rangemode": "tozero"}, "shapes": axis.shade_above(estimate_gib)}
     return Panel(f"{title} ({unit.suffix}{per})", f"{title}. {described}.", data, layout)
+
+
+def _mark(run: PredictedRun) -> str:
+    return mark_name(run.admission, run.connector)
+
+
+def _stripe(run: PredictedRun) -> tuple[int, float, float]:
+    """Runs of one tier stand beside each other by admission, connector and thresholds, in this order."""
+    kappa, theta = run.write_threshold_chunks, run.occupancy_threshold
+    return list(MARKS).index(_mark(run)), -1 if kappa is None else kappa, -1 if theta is None else theta
 
 
 def _ranges(
@@ -117,10 +128,10 @@ def _measured(
     return [
         {
             "type": "scatter",
-            "mode": "markers",
+            **named_by_thresholds([thresholds_text(run) for run in done]),
             "x": [x(run) for run in done],
             "y": [unit.of_value(held(run).measured) for run in done],
-            "marker": marker(done[0].admission),
+            "marker": marker(_mark(done[0])),
             "cliponaxis": False,
             "hoverinfo": "text",
             "hovertext": [_hover(run, held(run)) for run in done],
@@ -132,7 +143,7 @@ def _measured(
 def _hover(run: PredictedRun, held: Held) -> str:
     return hover(
         run.run,
-        f"{MARKS[run.admission].label}",
+        ", ".join(filter(None, (MARKS[_mark(run)].label, thresholds_text(run)))),
         f"A {run.active_pool} · host tier {tier_text(run.host_gib_per_rank)} per rank",
         f"predicted {tokens_text(held.expected)} ({tokens_text(held.low)} – {tokens_text(held.high)}) tokens",
         f"measured {tokens_text(held.measured)} tokens: {verdict(held)}",
@@ -147,4 +158,5 @@ def verdict(held: Held) -> str:
         return "inside"
     if held.off is None:
         return "outside a range that ends at 0"
-    return f"off by {'+' if held.off > 0 else '−'}{abs(held.off):.1%}".replace("%", " %")
+    share = 100 * abs(held.off)
+    return f"off by {'+' if held.off > 0 else '−'}{f'{share:.1f}' if share >= 0.1 else f'{max(share, 0.01):.1g}'} %"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from efficient_lmcache.report.figures import tier_text
-from efficient_lmcache.report.figures_runs import Link
+from efficient_lmcache.report.figures_runs import Link, thresholds_text
 from efficient_lmcache.report.latency import Quantiles
 from efficient_lmcache.report.table import RunRow
 
@@ -30,10 +30,8 @@ class RowAxis:
         words = {"none": "offload", "recompute": "recompute"}.get(row.admission, row.admission)
         if row.connector == "lmcache":
             words += " (LMCache)"
-        if row.write_threshold_chunks is not None:
-            words += f" κ {row.write_threshold_chunks}"
-        if row.occupancy_threshold is not None:
-            words += f" θ {row.occupancy_threshold:g}"
+        thresholds = thresholds_text(row)
+        words += f" {thresholds}" if thresholds else ""
         tier = f", {tier_text(row.host_gib_per_rank)}" if row.host_gib_per_rank else ""
         pool = f", A {row.active_pool}" if len({one.active_pool for one in self.rows}) > 1 else ""
         repeat = f", run {row.repeat}" if row.repeat > 1 else ""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from efficient_lmcache.report.figures import hover, mark_name, marker, tier_text
+from efficient_lmcache.report.predictions import PredictedRun
 from efficient_lmcache.report.table import RunRow
 
 Link = Callable[[str], str]
@@ -44,6 +45,22 @@ def row_text(row: RunRow) -> str:
     return f"{configuration}, {tier_text(row.host_gib_per_rank)}, A {row.active_pool}"
 
 
+def thresholds_text(run: RunRow | PredictedRun) -> str:
+    """kappa and theta where the run set them: what else tells it from its neighbours."""
+    kappa, theta = run.write_threshold_chunks, run.occupancy_threshold
+    return ", ".join(([f"κ {kappa}"] if kappa is not None else []) + ([f"θ {theta:g}"] if theta is not None else []))
+
+
+def named_by_thresholds(texts: list[str], *, lines: bool = False) -> dict[str, Any]:
+    """A Plotly mode of markers with the texts beside them, where there are any."""
+    mode = "lines+markers" if lines else "markers"
+    if not any(texts):
+        return {"mode": mode}
+    font = {"size": 11, "color": "@quiet"}
+    apart = [f"\u2002{text}" if text else "" for text in texts]
+    return {"mode": f"{mode}+text", "text": apart, "textposition": "middle right", "textfont": font}
+
+
 def run_hover(row: RunRow, *more: str) -> str:
     """Run, pool, tier, gamma_H, admission and what was measured."""
     lines = [
@@ -70,9 +87,8 @@ def row_points(
     *,
     line: bool = False,
 ) -> list[dict[str, Any]]:
-    """Traces of runs of one admission and connector: filled first runs, joined where `line`; hollow repeats.
-
-    Runs without an x or y are left out.
+    """Traces of runs of one configuration: filled first runs, joined and named by their thresholds where `line`;
+    hollow repeats. Runs without an x or y are left out.
     """
     known = [row for row in rows if x(row) is not None and y(row) is not None]
     traces = []
@@ -82,10 +98,11 @@ def row_points(
             continue
         mark = marker(mark_name(shown[0].admission, shown[0].connector), hollow=hollow)
         joined = line and not hollow and len(shown) > 1
+        names = [thresholds_text(row) if line else "" for row in shown]
         traces.append(
             {
                 "type": "scatter",
-                "mode": "lines+markers" if joined else "markers",
+                **named_by_thresholds(names, lines=joined),
                 "x": [x(row) for row in shown],
                 "y": [y(row) for row in shown],
                 "marker": mark,

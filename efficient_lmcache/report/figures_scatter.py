@@ -9,7 +9,7 @@ from typing import Any
 
 from efficient_lmcache.report.capacity import CapacityFigure, Series
 from efficient_lmcache.report.figures import Figure, Panel, key, mark_name, tier_number, time_unit, token_unit
-from efficient_lmcache.report.figures_runs import Link, row_points
+from efficient_lmcache.report.figures_runs import Link, row_points, thresholds_text
 from efficient_lmcache.report.table import RunRow
 
 _RATIOS = (0.1, 1.0, 10.0)
@@ -204,7 +204,8 @@ def _labels(
     labels = []
     for left, top, row in known:
         tier = tier_number(row.host_gib_per_rank, tiers) if row.host_gib_per_rank else "GPU only"
-        text = tier + (f" (A {row.active_pool})" if row.active_pool != largest else "")
+        named = ", ".join(filter(None, (tier, thresholds_text(row))))
+        text = named + (f" (A {row.active_pool})" if row.active_pool != largest else "")
         near = any(
             abs(left - other) < _LETTER * (len(text) + letters) / 2 * width and abs(top - above) < _LINE * height
             for other, above, letters in kept

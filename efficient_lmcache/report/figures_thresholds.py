@@ -12,14 +12,15 @@ from efficient_lmcache.report.table import RunRow
 from efficient_lmcache.report.thresholds import NEW_CHUNK_BINS, Thresholds
 
 Sensitive = tuple[RunRow, Thresholds]
+Dashes = dict[str, tuple[str, str]]  # a run's directory: its colour and dash
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _MOST_RUNS = 4
 
 
-def shown_runs(runs: Sequence[Sensitive]) -> list[Sensitive]:
-    """The runs that a plot has room for: those under the fixed rule, else conditioned, else any; the extreme tiers."""
+def shown_runs(runs: Sequence[Sensitive], *admissions: str) -> list[Sensitive]:
+    """The runs that a plot has room for: those of the first of the admissions that ran; the extreme tiers."""
     first = [pair for pair in runs if pair[0].repeat == 1]
-    for admission in ("fixed", "conditioned", "none"):
+    for admission in admissions:
         chosen = sorted(
             (pair for pair in first if pair[0].admission == admission), key=lambda pair: pair[0].host_gib_per_rank
         )
@@ -30,23 +31,33 @@ def shown_runs(runs: Sequence[Sensitive]) -> list[Sensitive]:
 
 
 def sensitivity(runs: Sequence[Sensitive], link: Link) -> Figure:
-    shown = shown_runs(runs)
-    conditioned = [pair for pair in runs if pair[0].admission == "conditioned" and pair[1].reports_evicting]
-    panels = [_new_chunks(shown, link), _write_thresholds(shown, link)]
-    theta = (conditioned or [pair for pair in runs if pair[1].reports_evicting])[:_MOST_RUNS]
+    shown = shown_runs(runs, "fixed", "conditioned", "none")
+    evicting = [pair for pair in runs if pair[1].reports_evicting]
+    theta = shown_runs(evicting, "conditioned", "fixed", "none") if evicting else []
+    dashes = _dashes([row for row, _ in (*shown, *theta)])
+    panels = [_new_chunks(shown, dashes, link), _write_thresholds(shown, dashes, link)]
     if theta:
-        panels.append(_occupancy_thresholds(theta, link))
+        panels.append(_occupancy_thresholds(theta, dashes, link))
     caption = (
         "The recorded decisions, decided again under other thresholds: what κ and θ would have selected on this "
         "stream, not what the stream would then have been."
     )
-    return Figure(tuple(panels), caption, _key((*enumerate(shown), *enumerate(theta))))
+    return Figure(tuple(panels), caption, _key([row for row, _ in (*shown, *theta)], dashes))
 
 
-def _new_chunks(runs: Sequence[Sensitive], link: Link) -> Panel:
+def _dashes(rows: Sequence[RunRow]) -> Dashes:
+    """One for each run of an admission, the same in all panels."""
+    dashes: Dashes = {}
+    for row in {row.directory: row for row in rows}.values():
+        earlier = sum(of == row.admission for of, _ in dashes.values())
+        dashes[row.directory] = (row.admission, _DASHES[earlier % len(_DASHES)])
+    return dashes
+
+
+def _new_chunks(runs: Sequence[Sensitive], dashes: Dashes, link: Link) -> Panel:
     data = [
         {
-            **_line(index, row),
+            **_line(dashes, row),
             "x": list(NEW_CHUNK_BINS),
             "y": [100 * count / max(found.decisions, 1) for count in found.new_chunks],
             "hovertext": [
@@ -55,7 +66,7 @@ def _new_chunks(runs: Sequence[Sensitive], link: Link) -> Panel:
             ],
             "customdata": [link(row.directory)] * len(NEW_CHUNK_BINS),
         }
-        for index, (row, found) in enumerate(runs)
+        for row, found in runs
     ]
     words = "; ".join(
         f"{row_text(row)}: {percent(found.at_most_one_new_chunk / max(found.decisions, 1))} need at most one"
@@ -73,13 +84,13 @@ def _new_chunks(runs: Sequence[Sensitive], link: Link) -> Panel:
     return Panel("Requests by new full chunks (%)", f"Requests by new full chunks. {words}.", data, layout)
 
 
-def _write_thresholds(runs: Sequence[Sensitive], link: Link) -> Panel:
+def _write_thresholds(runs: Sequence[Sensitive], dashes: Dashes, link: Link) -> Panel:
     data = []
-    for index, (row, found) in enumerate(runs):
+    for row, found in runs:
         known = [one for one in found.write_thresholds if one.declined_share is not None]
         data.append(
             {
-                **_line(index, row),
+                **_line(dashes, row),
                 "x": [str(one.write_threshold_chunks) for one in known],
                 "y": [100 * (one.declined_share or 0) for one in known],
                 "hovertext": [
@@ -112,10 +123,10 @@ def _write_thresholds(runs: Sequence[Sensitive], link: Link) -> Panel:
     return Panel("Writes declined (% of new chunks)", f"Declined writes by κ. {words}.", data, layout)
 
 
-def _occupancy_thresholds(runs: Sequence[Sensitive], link: Link) -> Panel:
+def _occupancy_thresholds(runs: Sequence[Sensitive], dashes: Dashes, link: Link) -> Panel:
     data = [
         {
-            **_line(index, row, marks=False),
+            **_line(dashes, row, marks=False),
             "x": [one.occupancy_threshold for one in found.occupancy_thresholds],
             "y": [100 * one.changed_share for one in found.occupancy_thresholds],
             "hovertext": [
@@ -128,7 +139,7 @@ def _occupancy_thresholds(runs: Sequence[Sensitive], link: Link) -> Panel:
             ],
             "customdata": [link(row.directory)] * len(found.occupancy_thresholds),
         }
-        for index, (row, found) in enumerate(runs)
+        for row, found in runs
     ]
     lowest = "; ".join(
         f"{row_text(row)}: lowest occupancy of {found.reports_evicting:,} evicting reports {found.occupancy_lowest:.3f}"
@@ -150,25 +161,20 @@ def _occupancy_thresholds(runs: Sequence[Sensitive], link: Link) -> Panel:
     return Panel("Decisions whose pressure changes (%)", f"By θ. {lowest}.", data, layout)
 
 
-def _key(lines: Sequence[tuple[int, Sensitive]]) -> Html:
+def _key(rows: Sequence[RunRow], dashes: Dashes) -> Html:
     """A line per run, once."""
-    styles = {row.directory: (index, row) for index, (row, _) in reversed(lines)}
     return key_of(
-        element("li", line_swatch(row.admission, _dash(index)), row_text(row))
-        for index, row in reversed(styles.values())
+        element("li", line_swatch(*dashes[row.directory]), row_text(row))
+        for row in {row.directory: row for row in rows}.values()
     )
 
 
-def _dash(index: int) -> str:
-    return _DASHES[index % len(_DASHES)]
-
-
-def _line(index: int, row: RunRow, *, marks: bool = True) -> dict[str, Any]:
+def _line(dashes: Dashes, row: RunRow, *, marks: bool = True) -> dict[str, Any]:
     mark = marker(row.admission)
     line = {
         "type": "scatter",
         "mode": "lines",
-        "line": {"width": 1.5, "dash": _dash(index), "color": mark["color"]},
+        "line": {"width": 1.5, "dash": dashes[row.directory][1], "color": mark["color"]},
         "hoverinfo": "text",
     }
     return {**line, "mode": "lines+markers", "marker": {**mark, "size": 7}, "cliponaxis": False} if marks else line

@@ -26,7 +26,8 @@ def facts(inputs: Inputs, analyses: Analyses) -> tuple[str, list[tuple[str, obje
     span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "no day"
     complete = sum(row.status == "complete" for row in rows)
     traces = ", ".join(_distinct(row.trace_name for row in rows))
-    lead = f"{len(rows)} runs of {traces}, {complete} of them complete, {span}."
+    finished = "all" if complete == len(rows) else f"{complete} of them"
+    lead = f"{len(rows)} runs of {traces}, {finished} complete, {span}."
     sets: dict[tuple[int, float], None] = {}
     for row in rows:
         if row.working_set_gib_per_rank is not None:

@@ -139,18 +139,23 @@ def _admission(analyses: Analyses, link: Link) -> tuple[Part, ...]:
 
 
 def _makespan(analyses: Analyses, link: Link) -> tuple[Part, ...]:
-    drawn = [figure for one in analyses.capacity if (figure := scatter(one, link))]
-    return tuple(drawn) or (_absent("fewer than two complete runs"),)
+    drawn = [(one.trace_name, figure) for one in analyses.capacity if (figure := scatter(one, link))]
+    return tuple(_headed(drawn)) or (_absent("fewer than two complete runs"),)
 
 
 def _per_pool(analyses: Analyses, draw: Callable[..., Figure | None]) -> list[Part]:
-    """A figure per trace and pool, each under its heading where there are several."""
+    """A figure per trace and pool."""
     drawn: list[tuple[str, Figure]] = []
     for one in analyses.capacity:
         for pool in sorted({series.active_pool for series in one.series}, reverse=True):
             figure = draw(one, pool)
             if figure:
                 drawn.append((f"{one.trace_name}, A = {pool}", figure))
+    return _headed(drawn)
+
+
+def _headed(drawn: Sequence[tuple[str, Figure]]) -> list[Part]:
+    """Figures, each under its heading where there are several."""
     if len(drawn) < 2:
         return [figure for _, figure in drawn]
     return [part for heading, figure in drawn for part in (element("h4", heading), figure)]

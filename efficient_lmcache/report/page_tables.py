@@ -44,7 +44,7 @@ def runs(rows: Sequence[RunRow], link: Link) -> Html:
     cells = [
         [
             _named(row, link),
-            row.configuration + (f", repeat {row.repeat}" if row.repeat > 1 else ""),
+            element("div", row.configuration, f", repeat {row.repeat}" if row.repeat > 1 else None, class_="wide"),
             row.active_pool,
             tier_text(row.host_gib_per_rank),
             gamma_text(row.gamma_h),
@@ -100,10 +100,8 @@ def predictions(found: Sequence[PredictedRun], address: Callable[[PredictedRun],
         Column("γ_H"),
         Column("Computed prefill, predicted (tokens)"),
         Column("measured"),
-        Column("", number=False),
         Column("Restored, predicted (tokens per rank)"),
         Column("measured"),
-        Column("", number=False),
         Column("Predicted (UTC)", number=False),
     ]
     cells = [
@@ -123,15 +121,15 @@ def predictions(found: Sequence[PredictedRun], address: Callable[[PredictedRun],
 
 
 def _linked(run: PredictedRun, address: str | None) -> Html:
-    mark = MARKS[run.admission]
+    mark = MARKS[mark_name(run.admission, run.connector)]
     name = element("a", run.run, href=address) if address else run.run
     return joined((swatch(mark.path, mark.colour, hollow=run.repeat > 1), name))
 
 
-def _held(held: Held) -> tuple[object, object, object]:
+def _held(held: Held) -> tuple[Html, Html]:
     spread = element("div", f"{tokens_text(held.low)} – {tokens_text(held.high)}", class_="quiet")
-    said = element("span", verdict(held), class_={True: "good", False: "bad", None: None}[held.inside])
-    return joined((tokens_text(held.expected), spread)), tokens_text(held.measured), said
+    said = element("div", verdict(held), class_={True: "good", False: "bad", None: "quiet"}[held.inside])
+    return joined((tokens_text(held.expected), spread)), joined((tokens_text(held.measured), said))
 
 
 def _moment(run: PredictedRun) -> Html:

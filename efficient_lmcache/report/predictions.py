@@ -42,6 +42,7 @@ class PredictedRun:
 
     Attributes:
         sweep, run: names.
+        connector, write_threshold_chunks, occupancy_threshold: of the run; the connector does not change a prediction.
         created_at: when the prediction was made; `older` says whether that was before the run started (None: not yet).
         capacity_chunks: K_H.
         computed, restored: the two quantities of the paper's tables.
@@ -54,6 +55,9 @@ class PredictedRun:
     status: str
     active_pool: int
     admission: str
+    connector: str
+    write_threshold_chunks: int | None
+    occupancy_threshold: float | None
     host_gib_per_rank: float
     gamma_h: float | None
     capacity_chunks: int | None
@@ -112,6 +116,9 @@ def _predicted_run(sweep: Sweep, entry: dict[str, Any], prediction: dict[str, An
         status=entry["status"],
         active_pool=prediction["active_pool"],
         admission=prediction["admission"],
+        connector=entry["options"].get("connector", "efficient"),
+        write_threshold_chunks=prediction.get("write_threshold_chunks"),
+        occupancy_threshold=prediction.get("occupancy_threshold"),
         host_gib_per_rank=prediction["host_gib"],
         gamma_h=row.gamma_h if row else None,
         capacity_chunks=prediction["capacity_chunks"],

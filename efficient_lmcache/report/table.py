@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from efficient_lmcache.replay.compare import compare
@@ -63,7 +64,7 @@ class RunRow:
         calls, outputs_exact, errors, skipped: of the trace, and what came of them.
         exact: every call returned exactly the recorded tokens.
         prefill_to_offload, makespan_to_offload: ratios to the offload run of the same tier and pool.
-        trace_name, trace_sha256: of what was replayed; only runs of one trace compare.
+        trace_name, trace_sha256: of what was replayed; only runs of one trace compare. The name tells traces apart.
     """
 
     name: str
@@ -113,7 +114,18 @@ def runs_table(runs: Sequence[Run]) -> tuple[RunRow, ...]:
         # Only runs of one trace compare; one whose trace could not be opened compares with none.
         groups.setdefault(run.record["trace"]["sha256"] or run.path, []).append(run)
     rows = [row for group in groups.values() for row in _rows_of_one_trace(group)]
-    return tuple(sorted(rows, key=_order))
+    return tuple(sorted(_with_distinct_traces(rows), key=_order))
+
+
+def _with_distinct_traces(rows: Sequence[RunRow]) -> list[RunRow]:
+    """Different traces of one name get the beginnings of their hashes."""
+    shared = Counter(name for name, _ in {(row.trace_name, row.trace_sha256) for row in rows})
+    return [
+        replace(row, trace_name=f"{row.trace_name} ({row.trace_sha256[:8]}…)")
+        if shared[row.trace_name] > 1 and row.trace_sha256
+        else row
+        for row in rows
+    ]
 
 
 def _rows_of_one_trace(runs: Sequence[Run]) -> list[RunRow]:

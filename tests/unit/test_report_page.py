@@ -158,6 +158,50 @@ def test_predictions_stand_beside_measurements(page):
     assert "before the run" in page.visible
 
 
+def test_thresholds_and_connectors_are_told_apart_wherever_runs_are_drawn(tmp_path):
+    own = SweepRun("none", gamma_h=2.3, connector="lmcache")
+    runs = (SweepRun("none", gamma_h=2.3), own, *(SweepRun("conditioned", gamma_h=2.3, kappa=k) for k in (2, 16)))
+    page = page_of(write_sweep(tmp_path / "sweep", runs, tasks=9))
+    for section in ("predictions", "admission"):
+        drawn = [trace for name, one in page.figures.items() if name.startswith(section) for trace in one["data"]]
+        symbols = {text.split("<")[1][2:]: trace["marker"]["symbol"] for trace in drawn
+                   for text in trace.get("hovertext", ())}  # fmt: skip
+        assert symbols["a8-none-2.3"] == "circle"
+        assert symbols["a8-none-2.3-lmcache"] == "cross"
+        texts = {text.strip() for trace in drawn for text in trace.get("text", ())}
+        assert {"κ 2", "κ 16"} <= texts
+        if section == "predictions":
+            ranges = [tuple(trace["x"]) for trace in drawn if "error_y" in trace]
+            assert len(set(ranges)) == 4
+    scatter = next(one for name, one in page.figures.items() if name.startswith("makespan"))
+    assert any("κ" in note["text"] for note in scatter["layout"]["annotations"])
+
+
+def test_a_line_has_one_dash_in_all_panels(tmp_path):
+    runs = tuple(SweepRun("conditioned", gamma_h=gamma) for gamma in (0.55, 2.3, 1.5))
+    page = page_of(write_sweep(tmp_path / "sweep", runs, tasks=9))
+    dashes: dict[str, set[str]] = {}
+    for name, one in page.figures.items():
+        for trace in one["data"] if name.startswith("thresholds") else ():
+            dashes.setdefault(trace["hovertext"][0].split("</b>")[0], set()).add(trace["line"]["dash"])
+    assert len(dashes) == 3
+    assert all(len(found) == 1 for found in dashes.values())
+    assert len(set.union(*dashes.values())) == 3
+
+
+def test_traces_of_one_name_are_told_apart(tmp_path):
+    for tasks in (8, 9):
+        write_sweep(tmp_path / str(tasks), (SweepRun("none", gamma_h=2.3), SweepRun("none", gamma_h=0.5)), tasks=tasks)
+    out = tmp_path / "report.html"
+    write_report([tmp_path / "8", tmp_path / "9"], out, [])
+    page = Page(out.read_text())
+    headings = [text for tag, text in page.texts if tag == "h4" and text.startswith("agents.trace (")]
+    assert len(set(headings)) == 4  # capacity and makespan, each with two
+    assert (
+        len({text for _, text in page.texts if text.startswith("agents.trace (") and text.endswith("…): With ")}) == 2
+    )
+
+
 def test_a_page_has_a_few_megabytes(sweep, page):
     assert 1e6 < (sweep / "report.html").stat().st_size < 4e6
 
