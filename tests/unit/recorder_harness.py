@@ -36,7 +36,7 @@ async def recording(options: RecordOptions) -> AsyncIterator[Harness]:
     recorder = Recorder(options)
     async with (
         serving(upstream.application()) as direct,
-        serving(Proxy(direct, recorder).application()) as url,
+        running(Proxy(direct, recorder).runner(grace_s=0.2)) as url,
         aiohttp.ClientSession() as client,
     ):
         yield Harness(upstream, recorder, direct, url, client)
@@ -45,7 +45,12 @@ async def recording(options: RecordOptions) -> AsyncIterator[Harness]:
 
 @asynccontextmanager
 async def serving(application: web.Application) -> AsyncIterator[str]:
-    runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.2)
+    async with running(web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.2)) as url:
+        yield url
+
+
+@asynccontextmanager
+async def running(runner: web.AppRunner) -> AsyncIterator[str]:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:

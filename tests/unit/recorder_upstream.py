@@ -1,8 +1,8 @@
 """A FAKE of vLLM's HTTP API for the recorder's tests: vLLM's forms of answer, with and without token ids.
 
 Ids are the prompt's UTF-8 bytes; the output is the alphabet from where the prompt's length says. A request may ask
-for a fault in its "fault" field: status500, refuse_ids (400 if asked for ids), drop (the connection breaks after the
-first output token), hang (after the first output token), no_ids, no_integers, unfinished (no finish reason).
+for a fault in its "fault" field: status500, refuse_ids (400 if asked for ids), no_ids, no_integers, unfinished (no
+finish reason); and in a stream, after the first output token: drop (the connection breaks), pause (0.5 s), hang, error.
 
     python recorder_upstream.py PORT
 """
@@ -20,10 +20,12 @@ from aiohttp import web
 class Upstream:
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
+        self.authorizations: list[str] = []
         self.aborted = 0
 
     def application(self) -> web.Application:
-        application = web.Application(client_max_size=1 << 26)
+        # Headers as long as vLLM's server takes them.
+        application = web.Application(client_max_size=1 << 26, handler_args={"max_field_size": 1 << 22})
         application.router.add_post("/v1/chat/completions", self.generate)
         application.router.add_post("/v1/completions", self.generate)
         application.router.add_post("/v1/responses", self.generate)
@@ -39,6 +41,7 @@ class Upstream:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.requests.append(body)
+        self.authorizations += request.headers.getall("Authorization", [])
         fault = body.get("fault", "")
         asked = bool(body.get("return_token_ids") or body.get("enable_response_messages"))
         if fault == "status500" or (fault == "refuse_ids" and asked):
@@ -56,6 +59,12 @@ class Upstream:
                     assert request.transport is not None
                     request.transport.close()
                     return reply
+                if number == 1 and fault == "error":
+                    error = {"message": "cannot parse: secret", "type": "InternalServerError", "code": 500}
+                    await reply.write(f"data: {dumps({'error': error})}\n\ndata: [DONE]\n\n".encode())
+                    return reply
+                if number == 1 and fault == "pause":
+                    await asyncio.sleep(0.5)
                 if number == 1 and fault == "hang":
                     await asyncio.sleep(3600)
         except asyncio.CancelledError:

@@ -21,6 +21,7 @@ from typer.testing import CliRunner, Result
 
 from efficient_lmcache.replay.recorder.cli_record import record
 from efficient_lmcache.replay.recorder.journal import JournalReader, journal_path
+from efficient_lmcache.replay.recorder.recorder import Recorder, RecordOptions
 from efficient_lmcache.replay.trace import TraceReader
 
 PROGRAM = "import typer; from efficient_lmcache.replay.recorder.cli_record import record; typer.run(record)"
@@ -114,6 +115,29 @@ async def test_finish_makes_the_trace_that_a_killed_proxy_could_not(tmp_path: Pa
     assert (again.exit_code, "exists already" in again.stderr) == (2, True)
 
 
+def test_reasons_are_shown_as_they_are(tmp_path: Path) -> None:
+    recorder = Recorder(RecordOptions(tmp_path / "T"))
+    recorder.begin().fail("what [/b] means")
+    recorder.close()
+    done = run("--finish", "--out", str(tmp_path / "T"))
+    assert "1 calls failed or were aborted: what [/b] means\n" in done.stderr
+
+
+async def test_signals_during_the_grace_do_not_cost_the_trace(tmp_path: Path) -> None:
+    out = tmp_path / "T"
+    async with serving(Upstream().application()) as upstream, proxy(upstream, "--out", str(out)) as (url, process):
+        await _agent(url, "a", range(1), set())
+        body = {"messages": [{"content": "x"}], "stream": True, "fault": "pause"}
+        async with aiohttp.ClientSession() as client, client.post(url + "/v1/chat/completions", json=body) as response:
+            for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+                process.send_signal(number)
+                await asyncio.sleep(0.1)
+            assert (await response.read()).endswith(b"data: [DONE]\n\n")
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+    with TraceReader(out) as reader:
+        assert reader.totals.calls == 2
+
+
 async def test_calls_in_flight_at_the_end_are_given_time_and_the_port_is_free_again(tmp_path: Path) -> None:
     out = tmp_path / "T"
     async with serving(Upstream().application()) as upstream, proxy(upstream, "--out", str(out)) as (url, process):
@@ -134,12 +158,13 @@ async def test_calls_in_flight_at_the_end_are_given_time_and_the_port_is_free_ag
     [
         (["--upstream", "localhost:8000"], "must be a URL like"),
         (["--upstream", "http://127.0.0.1:1/v1"], "without the /v1"),
+        (["--upstream", "http://user:secret@127.0.0.1:1"], "has a user or password in it"),
         (["--upstream", "http://127.0.0.1:1", "--listen", "8000"], "must be HOST:PORT"),
         (["--upstream", "http://127.0.0.1:1", "--private"], "--private needs the vocabulary's size"),
         (["--upstream", "http://127.0.0.1:1", "--vocab-size", "5", "--model", "m"], "give one"),
         (["--upstream", "http://127.0.0.1:1", "--model", "nowhere"], "nowhere"),
         ([], "--upstream is missing"),
-        (["--finish"], "no such journal"),
+        (["--finish"], "no such journal; there is nothing to finish\n"),
     ],
 )
 def test_bad_options_are_one_error_and_leave_nothing(tmp_path: Path, arguments: list[str], said: str) -> None:
@@ -148,6 +173,7 @@ def test_bad_options_are_one_error_and_leave_nothing(tmp_path: Path, arguments: 
     assert done.stderr.startswith("error: ")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+    assert "secret" not in done.stderr
     assert os.listdir(tmp_path) == []
 
 

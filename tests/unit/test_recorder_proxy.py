@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from recorder_harness import Harness, finished_trace, recording, serving
+from aiohttp import web
+from recorder_harness import Harness, finished_trace, recording, running
 from recorder_upstream import Answer, prompt_ids
 
 from efficient_lmcache.replay.recorder.proxy import Proxy
@@ -67,7 +70,7 @@ async def test_a_client_that_asks_for_ids_gets_them_too(out: Path, path: str, st
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "a prompt with 'image_url', not text alone",
+            "a prompt that is not text alone",
         ),
     ],
 )
@@ -114,7 +117,7 @@ async def test_a_servers_error_passes_and_its_time_stays_in_the_interval(out: Pa
 
 async def test_a_server_that_cannot_be_reached_is_a_bad_gateway(out: Path) -> None:
     async with recording(RecordOptions(out, 256)) as harness:
-        async with serving(Proxy("http://127.0.0.1:9", harness.recorder).application()) as url:
+        async with running(Proxy("http://127.0.0.1:9", harness.recorder).runner(0.2)) as url:
             status, body = await harness.post(url, "/v1/chat/completions", CHAT)
         assert status == 502
         assert b"cannot be reached" in body
@@ -137,13 +140,85 @@ async def test_a_stream_without_a_finish_is_no_call(out: Path) -> None:
         assert dict(harness.recorder.tally.failed) == {"the answer has no end": 1}
 
 
+async def test_an_error_in_a_stream_is_counted_by_its_kind_for_its_message_may_quote_the_prompt(out: Path) -> None:
+    async with recording(RecordOptions(out, 256, private=True)) as harness:
+        body = {**CHAT, "stream": True, "fault": "error"}
+        direct = await harness.post(harness.direct, "/v1/chat/completions", body)
+        assert await harness.post(harness.url, "/v1/chat/completions", body) == direct
+        assert b"cannot parse" in direct[1]
+        assert dict(harness.recorder.tally.failed) == {"the server reports InternalServerError": 1}
+
+
 async def test_a_clients_abort_reaches_the_server(out: Path) -> None:
     async with recording(RecordOptions(out, 256)) as harness:
         body = {**CHAT, "stream": True, "fault": "hang"}
         async with harness.client.post(harness.url + "/v1/chat/completions", json=body) as response:
             assert b'"content":""' in await response.content.readany()  # the stream is not held back
         await _until(lambda: harness.upstream.aborted == 1)
-        await _until(lambda: dict(harness.recorder.tally.failed) == {"aborted by the client": 1})
+        await _until(lambda: harness.recorder.tally.failed.total() == 1)
+    assert list(harness.recorder.tally.failed) == ["aborted by the client, or by the recording's end"]
+
+
+async def test_a_client_that_is_gone_at_the_last_byte_leaves_no_stack_trace(
+    out: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FAKE: the moment; a write notices a closed connection before the loop does in one of twenty tries."""
+    whole = web.StreamResponse.write_eof
+
+    async def write_eof(reply: web.StreamResponse, data: bytes = b"") -> None:
+        if type(reply) is web.StreamResponse:  # the proxy's, not the upstream's
+            raise ConnectionResetError("Cannot write to closing transport")
+        await whole(reply, data)
+
+    monkeypatch.setattr(web.StreamResponse, "write_eof", write_eof)
+    async with recording(RecordOptions(out, 256)) as harness:
+        with pytest.raises(aiohttp.ClientError):
+            await harness.post(harness.url, "/v1/chat/completions", CHAT)
+        assert harness.recorder.tally.calls == 1
+    assert caplog.records == []
+
+
+async def _send(url: str, body: bytes, header: bytes = b"X: y") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A chat request, byte by byte as given."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    writer.write(head + header + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    return reader, writer
+
+
+async def test_long_credentials_pass_as_vllms_server_lets_them(out: Path) -> None:
+    async with recording(RecordOptions(out, 256)) as harness:
+        reader, writer = await _send(harness.url, json.dumps(CHAT).encode(), b"Authorization: Bearer " + b"x" * 20_000)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
+        assert harness.upstream.authorizations == ["Bearer " + "x" * 20_000]
+
+
+async def test_a_malformed_request_is_refused_and_its_credentials_are_not_logged(
+    out: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with recording(RecordOptions(out, 256)) as harness:
+        reader, writer = await _send(harness.url, b"{}", b"Authorization : Bearer secret")
+        assert b"400" in await reader.readline()
+        writer.close()
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_a_compressed_request_arrives_as_it_was_sent(out: Path, path: str) -> None:
+    async with recording(RecordOptions(out, 256)) as harness:
+        replies = []
+        for base in (harness.direct, harness.url):
+            async with harness.client.post(
+                base + path,
+                data=gzip.compress(json.dumps(CHAT).encode()),
+                headers={"Content-Encoding": "gzip", "Content-Type": "application/json"},
+            ) as response:
+                replies.append((response.status, await response.read()))
+        assert replies[0] == replies[1]
+        assert replies[0][0] == 200
+        assert harness.recorder.tally.calls == 0
 
 
 async def _until(condition: Any) -> None:
@@ -166,6 +241,18 @@ async def test_the_client_may_name_the_task(out: Path, headers: dict[str, str], 
     async with recording(RecordOptions(out, 256)) as harness:
         await harness.post(harness.url, "/v1/chat/completions", {**CHAT, **change}, **headers)
     assert list(finished_trace(out)) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("header", "body"),
+    [(b"X-Task-Id: \xff", CHAT), (b"X: y", {**CHAT, "metadata": {"task_id": "\udcff"}})],
+)
+async def test_a_task_may_have_a_name_that_is_not_unicode(out: Path, header: bytes, body: dict[str, Any]) -> None:
+    async with recording(RecordOptions(out, 256)) as harness:
+        reader, writer = await _send(harness.url, json.dumps(body).encode(), header)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
+    assert list(finished_trace(out)) == [r"\udcff"]
 
 
 async def test_tasks_that_nobody_names_are_told_by_their_prefixes(out: Path) -> None:

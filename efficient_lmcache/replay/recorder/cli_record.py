@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from efficient_lmcache.replay.cli_common import check_output, user_errors
 from efficient_lmcache.replay.preflight import read_model
 from efficient_lmcache.replay.recorder import service
 from efficient_lmcache.replay.recorder.privacy import MAX_VOCAB_SIZE
@@ -15,7 +16,6 @@ from efficient_lmcache.replay.recorder.recorder import RecordOptions
 from efficient_lmcache.replay.recorder.service import RecordOptionError
 from efficient_lmcache.replay.trace import TraceReader
 
-USER_ERROR_STATUS = 2
 NOTHING_RECORDED_STATUS = 1
 
 
@@ -36,8 +36,8 @@ def record(
     Ctrl-C ends the recording and makes the trace. After a kill, the same command goes on with the journal.
     """
     console = Console(stderr=True)
-    try:
-        service.check_output(out, force)
+    with user_errors():
+        check_output(out, force)
         if not finish:
             if upstream is None:
                 raise RecordOptionError("--upstream is missing; it names the server, as in http://127.0.0.1:8000")
@@ -49,9 +49,6 @@ def record(
             with TraceReader(out) as trace:
                 totals = trace.totals
             typer.echo(f"{out}: {totals.tasks} tasks, {totals.calls} calls, {totals.prompt_tokens:,} prompt tokens")
-    except (ValueError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(USER_ERROR_STATUS) from None
     if not recorded:
         raise typer.Exit(NOTHING_RECORDED_STATUS)
 

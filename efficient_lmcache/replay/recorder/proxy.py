@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 
 import aiohttp
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -34,10 +36,12 @@ _HOP_BY_HOP = (
     "Upgrade",
 )
 _LARGEST_BODY_BYTES = 1 << 30
+_LONGEST_HEADER_BYTES = 4 << 20  # as vLLM's server
+_MOST_HEADERS = 256
 _IDLE_CONNECTION_S = 2.0  # vLLM's server closes idle connections after 5 s, and a call must not meet that moment
 _BAD_GATEWAY = 502
 _REFUSALS = (400, 422)
-_ABORTED = "aborted by the client"
+_ABORTED = "aborted by the client, or by the recording's end"
 
 
 class UpstreamError(Exception):
@@ -57,8 +61,23 @@ class Proxy:
         self._recent = RecentIds()
         self._session: aiohttp.ClientSession
 
-    def application(self) -> web.Application:
-        """Run it with `handler_cancellation=True`: that is how a client's abort reaches the server."""
+    def runner(self, grace_s: float) -> web.AppRunner:
+        """Serves it; at its cleanup, calls in flight have `grace_s` to end by themselves."""
+        logger = logging.getLogger(__name__)
+        logger.addFilter(_quotes_no_request)
+        return web.AppRunner(
+            self._application(),
+            access_log=None,
+            handler_cancellation=True,  # how a client's abort reaches the server
+            auto_decompress=False,  # a body is passed on as it comes
+            max_line_size=_LONGEST_HEADER_BYTES,
+            max_field_size=_LONGEST_HEADER_BYTES,
+            max_headers=_MOST_HEADERS,
+            logger=logger,
+            shutdown_timeout=grace_s,
+        )
+
+    def _application(self) -> web.Application:
         application = web.Application(client_max_size=_LARGEST_BODY_BYTES)
         application.router.add_route("*", "/{path:.*}", self._handle)
         application.cleanup_ctx.append(self._client)
@@ -85,6 +104,9 @@ class Proxy:
                 self._on_call()
         except UpstreamError as error:
             return _bad_gateway(error)
+        except OSError:
+            # The client is gone, as a write has noticed before the loop has.
+            raise asyncio.CancelledError from None
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         """Anything that is not a model's call."""
@@ -266,10 +288,15 @@ def _settle(call: LiveCall, answer: Answer) -> None:
 def _end_to_end(headers: Mapping[str, str], without: tuple[str, ...]) -> CIMultiDict[str]:
     """A message's own headers: not those of the connection, named by itself or by its `Connection` header."""
     kept = CIMultiDict(headers)
-    named = [name.strip() for name in kept.get("Connection", "").split(",") if name.strip()]
+    named = [name.strip() for line in kept.getall("Connection", []) for name in line.split(",") if name.strip()]
     for name in (*_HOP_BY_HOP, *named, *without):
         kept.popall(name, None)
     return kept
+
+
+def _quotes_no_request(record: logging.LogRecord) -> bool:
+    """What is wrong with a malformed request is shown by quoting it, perhaps its credentials; its client is told."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 def _bad_gateway(error: UpstreamError) -> web.Response:

@@ -17,7 +17,14 @@ RESPONSES = "/v1/responses"
 _ID_OPTIONS = {CHAT: "return_token_ids", COMPLETIONS: "return_token_ids", RESPONSES: "enable_response_messages"}
 RECORDED_PATHS = tuple(_ID_OPTIONS)
 # They generate too, in forms that this recorder does not read.
-UNREAD_PATHS = ("/v1/messages", "/generate", "/inference/v1/generate", "/invocations")
+UNREAD_PATHS = (
+    "/v1/messages",
+    "/v1/chat/completions/batch",
+    "/cohere/v2/chat",
+    "/generate",
+    "/inference/v1/generate",
+    "/invocations",
+)
 TASK_HEADER = "X-Task-Id"
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking", "reasoning", "reasoning_text")
 
@@ -52,14 +59,14 @@ def read_request(path: str, body: bytes, headers: Mapping[str, str]) -> CallRequ
     except ValueError:
         fields = None
     if not isinstance(fields, dict) or not fields:
-        return CallRequest(path, body, task=headers.get(TASK_HEADER), obstacle="the request is not a JSON object")
+        return CallRequest(path, body, task=_task({}, headers), obstacle="the request is not a JSON object")
     task, salt = _task(fields, headers), fields.get("cache_salt")
     salt = salt if isinstance(salt, str) else None
     obstacle = _obstacle(path, fields)
     if obstacle is not None:
         return CallRequest(path, body, task=task, salt=salt, obstacle=obstacle)
     option = _ID_OPTIONS[path]
-    added = fields.get(option) is not True
+    added = not fields.get(option)
     # Of a key that occurs twice, JSON readers take the last.
     asking = body.rstrip()[:-1] + b',"%s":true}' % option.encode() if added else body
     return CallRequest(path, asking, added, task, salt)
@@ -71,7 +78,9 @@ def _task(fields: dict[str, Any], headers: Mapping[str, str]) -> str | None:
         _entry(fields.get("kv_transfer_params"), TASK_ID_KEY),
         _entry(fields.get("metadata"), "task_id"),
     )
-    return next((str(name) for name in named if isinstance(name, (str, int)) and str(name)), None)
+    name = next((str(name) for name in named if isinstance(name, (str, int)) and str(name)), None)
+    # Neither a header nor a JSON escape need be Unicode.
+    return None if name is None else name.encode(errors="backslashreplace").decode()
 
 
 def _entry(mapping: Any, key: str) -> Any:
@@ -104,5 +113,5 @@ def _media(messages: Any) -> str | None:
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else ():
             if isinstance(part, dict) and part.get("type", "text") not in _TEXT_PARTS:
-                return f"a prompt with {part['type']!r}, not text alone"
+                return "a prompt that is not text alone"
     return None

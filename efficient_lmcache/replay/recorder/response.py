@@ -20,7 +20,7 @@ from efficient_lmcache.replay.recorder.ids import RecentIds, cut_ids, parse_ids
 from efficient_lmcache.replay.recorder.request import RESPONSES
 from efficient_lmcache.replay.trace import Tokens
 
-_ERROR_TEXT_LENGTH = 200
+_ERROR_NAME_LENGTH = 60
 _DECODER = json.JSONDecoder()
 _RAW_MESSAGES = ("input_messages", "output_messages")
 
@@ -35,7 +35,7 @@ class Answer:
         recent: the prompts of earlier answers, of all calls.
         prompt: uint32 [n]; None until the answer has shown it.
         finished: the model ended its output by itself or at the length asked for.
-        error: what the server says went wrong.
+        error: the kind of what the server says went wrong. Its message may quote the prompt.
         obstacle: why the ids are not those of one prompt and one output.
     """
 
@@ -113,10 +113,10 @@ class Answer:
         light = text[:start] + tail
         for key in _RAW_MESSAGES:
             light, messages = _cut_value(light, key)
-            if messages and not (len(messages) == 1 and messages[0].get("type") == "raw_message_tokens"):
+            if messages and not _is_one_generation(messages):
                 self.obstacle = "a response of several generations or without raw tokens"
         fields = _object(light) or {}
-        response = fields.get("response") or fields
+        response = fields["response"] if isinstance(fields.get("response"), dict) else fields
         self._note(response)
         status = response.get("status")
         self.finished |= status in ("completed", "incomplete")
@@ -134,8 +134,10 @@ class Answer:
             self.obstacle = str(error)
 
     def _note(self, fields: dict[str, Any]) -> None:
-        if fields.get("error"):
-            self.error = str(fields["error"])[:_ERROR_TEXT_LENGTH]
+        error = fields.get("error")
+        if error:
+            kinds = (error.get("type"), error.get("code")) if isinstance(error, dict) else ()
+            self.error = f"the server reports {next(filter(None, kinds), 'an error')}"[:_ERROR_NAME_LENGTH]
         usage = fields.get("usage")
         if isinstance(usage, dict):
             self._usage = usage
@@ -149,15 +151,20 @@ def _object(text: bytes) -> dict[str, Any] | None:
     return fields if isinstance(fields, dict) else None
 
 
+def _is_one_generation(messages: Any) -> bool:
+    one = messages[0] if isinstance(messages, list) and len(messages) == 1 else None
+    return isinstance(one, dict) and one.get("type") == "raw_message_tokens"
+
+
 def _cut_value(text: bytes, key: str) -> tuple[bytes, Any]:
     """`text` with the last value under `key` replaced by null, and that value (None if there is none)."""
     start = text.rfind(b'"%s"' % key.encode())
     colon = text.find(b":", start)
     if start < 0 or colon < 0:
         return text, None
-    rest = text[colon + 1 :].decode()
-    stripped = rest.lstrip()
     try:
+        rest = text[colon + 1 :].decode()
+        stripped = rest.lstrip()
         value, end = _DECODER.raw_decode(stripped)
     except ValueError:
         return text, None

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from efficient_lmcache.replay.progress_bar import progress_bar
 from efficient_lmcache.replay.recorder.finish import write_trace
-from efficient_lmcache.replay.recorder.journal import JournalError, journal_path
+from efficient_lmcache.replay.recorder.journal import journal_path
 from efficient_lmcache.replay.recorder.proxy import Proxy
 from efficient_lmcache.replay.recorder.recorder import Recorder, RecordOptions, Tally
 from efficient_lmcache.replay.signals import on_ending_signal
@@ -24,18 +24,10 @@ class RecordOptionError(ValueError):
     """An option that no recording can be made with."""
 
 
-def check_output(out: Path, force: bool) -> None:
-    """A trace that is there is replaced only if asked for; the journal beside it is never in the way."""
-    if not out.parent.is_dir():
-        raise RecordOptionError(f"--out {out}: there is no directory {out.parent}; make it first")
-    if out.is_dir():
-        raise RecordOptionError(f"--out {out}: is a directory; name a file")
-    if out.exists() and not force:
-        raise RecordOptionError(f"{out}: exists already; name another file or pass --force")
-
-
 def check_upstream(upstream: str) -> None:
     parts = urlsplit(upstream)
+    if "@" in parts.netloc:
+        raise RecordOptionError("--upstream has a user or password in it; clients send their own credentials")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
         raise RecordOptionError(f"--upstream {upstream!r}: must be a URL like http://HOST:PORT")
     if parts.path.rstrip("/").endswith("/v1"):
@@ -53,10 +45,7 @@ def listen_address(listen: str) -> tuple[str, int]:
 def record(upstream: str, listen: str, options: RecordOptions, console: Console) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP. Raises JournalError, or OSError for an address that is in use."""
 
-    def say(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True)
-
-    recorder = Recorder(options, say)
+    recorder = Recorder(options, lambda text: _say(console, text))
     with contextlib.closing(recorder):
         asyncio.run(_serve(upstream, listen_address(listen), recorder, console))
 
@@ -65,18 +54,18 @@ async def _serve(upstream: str, address: tuple[str, int], recorder: Recorder, co
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     with console.status("recording", refresh_per_second=2) as status:
         proxy = Proxy(upstream, recorder, lambda: status.update(progress_text(recorder.tally)))
-        runner = web.AppRunner(
-            proxy.application(), access_log=None, handler_cancellation=True, shutdown_timeout=_GRACE_S
-        )
+        runner = proxy.runner(_GRACE_S)
         await runner.setup()
-        try:
-            with on_ending_signal(lambda: loop.call_soon_threadsafe(stop.set)):
+        # Until the last call in flight is written down: a closing terminal sends more than one signal.
+        with on_ending_signal(lambda: loop.call_soon_threadsafe(stop.set)):
+            try:
                 await web.TCPSite(runner, *address).start()
                 host, port = runner.addresses[0][:2]
-                console.print(f"recording http://{host}:{port} -> {upstream}; Ctrl-C ends it", highlight=False)
+                shown = f"[{host}]" if ":" in host else host
+                _say(console, f"recording http://{shown}:{port} -> {upstream}; Ctrl-C ends it")
                 await stop.wait()
-        finally:
-            await runner.cleanup()
+            finally:
+                await runner.cleanup()
 
 
 def progress_text(tally: Tally) -> str:
@@ -89,15 +78,20 @@ def progress_text(tally: Tally) -> str:
 
 def finish(out: Path, console: Console) -> bool:
     """Build the trace from its journal, and say what is in it; False if no call was recorded."""
-    journal = journal_path(out)
     try:
         with progress_bar("writing", "tasks") as progress:
             tally = write_trace(out, progress)
-    except (JournalError, OSError) as error:
-        raise RecordOptionError(f"{error}; {journal.name} is kept, `record --finish` makes the trace of it") from error
+    except OSError as error:
+        kept = journal_path(out).name
+        raise RecordOptionError(f"{error}; {kept} is kept, `record --finish` makes the trace of it") from error
     for kind, reasons in (("failed or were aborted", tally.failed), ("are not recorded", tally.unrecorded)):
         for reason, count in reasons.most_common():
-            console.print(f"{count} calls {kind}: {reason}", highlight=False, soft_wrap=True)
+            _say(console, f"{count} calls {kind}: {reason}")
     if not tally.calls:
-        console.print("no call was recorded, so there is no trace", highlight=False)
+        _say(console, "no call was recorded, so there is no trace")
     return tally.calls > 0
+
+
+def _say(console: Console, text: str) -> None:
+    """A line as it is: no width, no markup in what others have named."""
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
