@@ -75,6 +75,38 @@ def test_a_restart_of_other_options_and_a_second_recorder_are_refused(tmp_path: 
         Recorder(RecordOptions(options.out, 6))
 
 
+def test_a_recording_that_goes_on_cannot_be_finished_from_outside(tmp_path: Path) -> None:
+    options = RecordOptions(tmp_path / "T", **OPTIONS)
+    recorder = Recorder(options)
+    record(recorder, "a", tokens(1), tokens(2))
+    with pytest.raises(JournalError, match="another recorder is writing it"):
+        write_trace(options.out)
+    record(recorder, "a", tokens(3), tokens(4))
+    recorder.close()
+    assert len(finished_trace(options.out)["a"]) == 2
+
+
+def test_a_clock_that_was_set_back_while_no_recorder_ran_opens_no_lane(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAKE: the machine's clock."""
+    options = RecordOptions(tmp_path / "T", **OPTIONS)
+    for unix_s in (1_000_000.0, 900_000.0):
+        monkeypatch.setattr(recorder_module.time, "time", lambda unix_s=unix_s: unix_s)
+        recorder = Recorder(options)
+        record(recorder, "a", tokens(1), tokens(2))
+        recorder.close()
+    assert [len(calls) for calls in finished_trace(options.out).values()] == [2]
+
+
+def test_a_damaged_key_is_named(tmp_path: Path) -> None:
+    options = RecordOptions(tmp_path / "T", private=True, **OPTIONS)
+    Recorder(options).close()
+    key_path(options.out).write_bytes(b"short")
+    with pytest.raises(JournalError, match=r"T\.key: has 5 bytes; the private journal's key has 32"):
+        Recorder(options)
+
+
 def test_tasks_and_lanes_go_on_after_a_restart(tmp_path: Path) -> None:
     options = RecordOptions(tmp_path / "T", **OPTIONS)
     conversation = np.random.default_rng(0).integers(5000, size=2000, dtype=np.uint32)

@@ -50,15 +50,16 @@ def write_trace(out: Path, progress: Callable[[int, int], None] | None = None) -
     written, tasks in all).
 
     Raises:
-        JournalError: no journal, or a damaged one; nothing is changed.
+        JournalError: no journal, a damaged one, or one that a recorder is writing; nothing is changed.
         OSError: the trace cannot be written; the journal is kept.
     """
     with JournalReader(journal_path(out)) as reader:
+        reader.lock()
         contents = _read(reader)
         if contents.tally.calls:
             _write(out, reader, contents, progress)
-    for path in (key_path(out), journal_path(out)):
-        path.unlink(missing_ok=True)
+        for path in (key_path(out), journal_path(out)):
+            path.unlink(missing_ok=True)
     return contents.tally
 
 
@@ -103,9 +104,7 @@ def _calls(reader: JournalReader, lane: _Lane, began_s: float) -> Iterator[Call]
         assert isinstance(record, CallRecord)
         known = extend(known, record, reader.path)
         prompt_tokens = len(known) - len(record.output) // known.itemsize
-        # A machine's clock may have been set back between two processes.
-        interval_s = max(0.0, record.start_s - ready_s)
-        yield Call(known[:prompt_tokens], known[prompt_tokens:], interval_s, record.start_s)
+        yield Call(known[:prompt_tokens], known[prompt_tokens:], record.start_s - ready_s, record.start_s)
         ready_s = record.end_s
 
 

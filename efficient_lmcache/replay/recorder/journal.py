@@ -127,6 +127,10 @@ class JournalReader:
             yield offset, record
             offset = next_offset
 
+    def lock(self) -> None:
+        """Keep recorders out until this is closed. JournalError if there is one."""
+        _lock(self._file.fileno(), self.path)
+
     def record(self, offset: int) -> Record:
         """The record at an offset that `records` has given."""
         return self._read(offset, f"the record at byte {offset}")[0]
@@ -149,6 +153,15 @@ class JournalReader:
         self._file.close()
 
 
+def _lock(fd: int, path: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise JournalError(f"{path}: another recorder is writing it") from None
+    if not os.fstat(fd).st_nlink:
+        raise JournalError(f"{path}: became a trace just now; start again")
+
+
 class _CutOff(JournalError):
     """The file ends inside a record."""
 
@@ -164,10 +177,10 @@ class Journal:
         self.path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            _lock(self._fd, path)
+        except JournalError:
             os.close(self._fd)
-            raise JournalError(f"{path}: another recorder is writing it") from None
+            raise
         self._end = os.fstat(self._fd).st_size
         if not self._end:
             self._write(MAGIC + frames.pack_frame(asdict(header), _LEVEL))

@@ -87,9 +87,9 @@ class Recorder:
             assert header.vocab_size is not None
             self._pseudonyms = Pseudonyms(_secret_key(key_path(options.out), continued), header.vocab_size)
         self._journal = Journal(path, header)
-        if continued:
-            self._continue(path)
-        self._monotonic_offset_s = time.time() - header.started_at - time.monotonic()
+        latest_s = self._continue(path) if continued else 0.0
+        # The machine's clock may have been set back since an earlier process.
+        self._monotonic_offset_s = max(time.time() - header.started_at, latest_s) - time.monotonic()
 
     def now_s(self) -> float:
         """Seconds since the recording began, over restarts; within one process it never goes back."""
@@ -104,16 +104,20 @@ class Recorder:
     def close(self) -> None:
         self._journal.close()
 
-    def _continue(self, path: Path) -> None:
+    def _continue(self, path: Path) -> float:
+        """Know what the journal knows; returns when the latest of its calls ended."""
+        latest_s = 0.0
         with JournalReader(path) as reader:
             for _, record in reader.records():
                 self.tally.add(record)
+                latest_s = max(latest_s, record.end_s)
                 if isinstance(record, CallRecord):
                     self._recall(record, path, reader.header.private)
             if reader.torn_bytes:
                 self._journal.drop_tail(reader.torn_bytes)
                 self._say(f"{path}: dropped a last record that was cut off ({reader.torn_bytes} bytes)")
         self._say(f"{path}: going on after {self.tally.calls} calls")
+        return latest_s
 
     def _recall(self, record: CallRecord, path: Path, private: bool) -> None:
         tokens = extend(self._lanes.last(record.task, record.lane), record, path)
@@ -247,6 +251,9 @@ def _secret_key(path: Path, continued: bool) -> bytes:
             file.write(key)
         return key
     try:
-        return path.read_bytes()
+        key = path.read_bytes()
     except OSError as error:
         raise JournalError(f"{path}: the private journal's key cannot be read: {error.strerror}") from error
+    if len(key) != KEY_BYTES:
+        raise JournalError(f"{path}: has {len(key)} bytes; the private journal's key has {KEY_BYTES}")
+    return key
