@@ -19,6 +19,7 @@ from efficient_lmcache.sizing.cli_lint import lint
 from efficient_lmcache.sizing.cli_plan import plan
 from efficient_lmcache.sizing.cli_profile import profile
 from efficient_lmcache.sweep.cli_sweep import sweep
+from efficient_lmcache.telemetry.cli_telemetry import telemetry_app
 
 app = typer.Typer(
     name="efficient-lmcache",
@@ -35,6 +36,7 @@ replay_app.command()(sweep)
 app.add_typer(trace_app, name="trace")
 app.add_typer(replay_app, name="replay")
 app.add_typer(model_app, name="model")
+app.add_typer(telemetry_app, name="telemetry")
 app.command()(plan)
 app.command()(record)
 app.command()(report)
