@@ -113,6 +113,17 @@ def test_completions_without_usage_do_not_tell_their_pauses(tmp_path: Path) -> N
         assert [call.interval_s for call in reader.calls(0)] == [0.0, 0.0]
 
 
+def test_a_completion_that_said_nothing_is_a_call_with_its_end_marker_alone(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "openhands-completions", tmp_path / "c")
+    file = tmp_path / "c" / "repo__bug-1" / "m-1735689601.0.json"
+    record = json.loads(file.read_text())
+    record["response"]["choices"][0]["message"] = {"role": "assistant", "content": None}
+    file.write_text(json.dumps(record))
+    (task,) = completions_tasks(tmp_path / "c")
+    assert "" in [call.response for call in task.calls]
+    import_recording(tmp_path / "c", tmp_path / "t", tokenizer="bpe:300")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

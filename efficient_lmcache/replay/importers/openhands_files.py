@@ -110,7 +110,9 @@ def _event_message(event: dict[str, Any], response: Any, is_tool: bool, where: s
 def _response_text(response: Any, where: str) -> str:
     choice, place = next(records.objects(records.as_object(response, where), "choices", where), ({}, where))
     message = records.as_object(choice.get("message"), f"{place}: message")
-    return role_and_text({"role": "assistant", **message}, f"{place}: message")[1]
+    # A model that said nothing, or only thought, has content null.
+    said = {"role": "assistant", **message, "content": message.get("content") or ""}
+    return role_and_text(said, f"{place}: message")[1]
 
 
 def _completion_tokens(response: Any, where: str) -> int | None:
