@@ -60,11 +60,13 @@ def condense(
     with user_errors():
         chosen = _condenser(condenser, {name: value for name, value in options.items() if value is not None})
         check_output(out, force)
+        with progress_bar("measuring", "tasks") as progress, TraceReader(trace) as before:
+            recorded = per_call(before, progress)
         with progress_bar("condensing", "tasks") as progress:
             counts = write_condensed(trace, out, chosen, progress)
-        with progress_bar("measuring", "tasks") as progress, TraceReader(trace) as before, TraceReader(out) as after:
-            rows = {"as recorded": per_call(before), condenser: per_call(after, progress)}
-    _show(rows, counts)
+        with progress_bar("measuring", "tasks") as progress, TraceReader(out) as after:
+            condensed = per_call(after, progress)
+    _show({"as recorded": recorded, condenser: condensed}, counts)
 
 
 def _condenser(name: str, options: dict[str, int]) -> Condenser:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -248,8 +249,9 @@ def test_the_command_shows_both_sides(recorded: Path, tmp_path: Path) -> None:
     assert code == 0
     assert "as recorded" in output
     assert "summarizing calls inserted" in output
-    code, output = invoke(recorded, "--out", tmp_path / "out", *options)
-    assert (code, "exists already" in output) == (2, True)
+    assert invoke(tmp_path / "out", "--out", tmp_path / "out", *options)[0] == 2
+    shutil.copy(recorded, tmp_path / "in_place")
+    assert invoke(tmp_path / "in_place", "--out", tmp_path / "in_place", "--force", *options) == (0, output)
 
 
 @pytest.mark.parametrize(
