@@ -15,6 +15,7 @@ DASHBOARD = Path(__file__).parents[1] / "deploy/helm/efficient-lmcache/dashboard
 
 _OURS = "efficient_lmcache:"
 _ENGINES = '{model_name=~"$model", instance=~"$instance"}'
+_DEPLOYMENTS = '{deployment=~"$deployment"}'
 _WIDTH, _HEIGHT, _COLUMNS = 8, 7, 3
 _GIB = "/ 2^30"
 
@@ -36,6 +37,11 @@ def gauge(name: str) -> str:
 
 def rate(name: str, selector: str = _ENGINES) -> str:
     return f"rate({name}{selector}[$__rate_interval])"
+
+
+def cluster(name: str) -> str:
+    """Of the exporter (`efficient-lmcache telemetry export`)."""
+    return f"{_OURS}cluster_{name}{_DEPLOYMENTS}"
 
 
 def quantile(share: float, histogram: str) -> str:
@@ -169,24 +175,51 @@ ROWS = {
             {"{{instance}}": gauge("tier_evicted_chunks_window")},
         ),
     ],
-    "The pool, over Redis (telemetry.transport: redis)": [
+    "The pool (telemetry.transport: redis)": [
+        Panel(
+            "Engines of the deployment",
+            "Heard by the exporter within 10 s, and those whose latest decision was under pressure.",
+            "short",
+            {
+                "{{deployment}} alive": cluster("pool_engines"),
+                "{{deployment}} under pressure": cluster("pool_engines_under_pressure"),
+            },
+        ),
         Panel(
             "Active pool of all engines, A",
-            "Distinct tasks; an engine's own are those above.",
+            "Distinct tasks of all engines, and how many each engine knows of.",
             "short",
-            {"{{instance}}": gauge("pool_active_tasks")},
+            {
+                "{{deployment}}": cluster("pool_active_pool_tasks"),
+                "{{instance}} knows": gauge("pool_active_tasks"),
+            },
         ),
         Panel(
             "Mean prompt of all engines, N̄",
-            "In tokens, weighted by lookups.",
+            "In tokens, weighted by the engines' lookups, and as each engine knows it.",
             "short",
-            {"{{instance}}": gauge("pool_mean_prompt_tokens")},
+            {
+                "{{deployment}}": cluster("pool_mean_prompt_tokens"),
+                "{{instance}} knows": gauge("pool_mean_prompt_tokens"),
+            },
         ),
         Panel(
-            "Engines heard",
-            "As each engine counts them, itself included; 0 without Redis. And whether it hears Redis at all.",
+            "Occupancy of every tier",
+            "By engine and rank, as published; engines that Prometheus does not scrape are here too.",
+            "percentunit",
+            {"{{engine}}/{{rank}}": cluster("tier_occupancy_ratio")},
+        ),
+        Panel(
+            "Evictions of every tier, chunks per second",
+            "By engine and rank, as published.",
             "short",
-            {"{{instance}} engines": gauge("pool_engines"), "{{instance}} Redis": gauge("telemetry_redis_up")},
+            {"{{engine}}/{{rank}}": rate(_OURS + "cluster_tier_evicted_chunks_total", _DEPLOYMENTS)},
+        ),
+        Panel(
+            "Redis",
+            "1 while the exporter, or an engine, hears it. An idle engine's value stays.",
+            "short",
+            {"{{deployment}} exporter": cluster("redis_up"), "{{instance}}": gauge("telemetry_redis_up")},
         ),
     ],
     "The engines": [
@@ -269,7 +302,7 @@ def dashboard() -> dict[str, Any]:
         "editable": True,
         "refresh": "30s",
         "time": {"from": "now-1h", "to": "now"},
-        "templating": {"list": [_DATASOURCE, _variable("model", "model_name"), _variable("instance", "instance")]},
+        "templating": {"list": [_DATASOURCE, *_VARIABLES]},
         "panels": panels,
     }
 
@@ -278,8 +311,8 @@ _DATASOURCE = {"name": "datasource", "label": "Prometheus", "type": "datasource"
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
-def _variable(name: str, label: str) -> dict[str, Any]:
-    query = f"label_values({_OURS}tier_capacity_bytes, {label})"
+def _variable(name: str, label: str, metric: str) -> dict[str, Any]:
+    query = f"label_values({_OURS}{metric}, {label})"
     return {
         "name": name,
         "type": "query",
@@ -290,6 +323,13 @@ def _variable(name: str, label: str) -> dict[str, Any]:
         "includeAll": True,
         "current": {"text": "All", "value": "$__all"},
     }
+
+
+_VARIABLES = [
+    _variable("model", "model_name", "tier_capacity_bytes"),
+    _variable("instance", "instance", "tier_capacity_bytes"),
+    _variable("deployment", "deployment", "cluster_redis_up"),
+]
 
 
 def _time_series(panel: Panel) -> dict[str, Any]:

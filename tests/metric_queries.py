@@ -13,7 +13,7 @@ from helm_chart import CHART
 RULES = CHART / "alerts" / "rules.yaml"
 DASHBOARD = CHART / "dashboards" / "efficient-lmcache.json"
 # Grafana fills them in; Prometheus adds these labels to every sample.
-_GRAFANA = {"$model": ".*", "$instance": ".*", "$__rate_interval": "1m"}
+_GRAFANA = {"$model": ".*", "$instance": ".*", "$deployment": ".*", "$__rate_interval": "1m"}
 TARGET_LABELS = {"instance", "job"}
 
 
@@ -37,6 +37,11 @@ def alerts() -> dict[str, dict[str, Any]]:
     """The alerting rules by name."""
     groups = yaml.safe_load(RULES.read_text())["groups"]
     return {rule["alert"]: rule for group in groups for rule in group["rules"]}
+
+
+def is_clusters(metric: str) -> bool:
+    """Whether the exporter shows it, and not an engine."""
+    return metric.startswith("efficient_lmcache:cluster_")
 
 
 def all_queries() -> dict[str, str]:

@@ -39,6 +39,7 @@ class Engine:
     requests: int = 10
     redis_up: int = 0
     pool_engines: int = 0
+    exporter_hears: int = 1
 
     def series(self) -> list[dict[str, str]]:
         gauges = {
@@ -55,6 +56,9 @@ class Engine:
             "decisions_stale_report_total": self.stale,
         }
         values = {f"efficient_lmcache:{name}{{{_LABELS}}}": f"{value:.0f}x{_MINUTES}" for name, value in gauges.items()}
+        values['efficient_lmcache:cluster_redis_up{instance="exporter:9400",deployment="d"}'] = (
+            f"{self.exporter_hears}x{_MINUTES}"
+        )
         rates = {f"efficient_lmcache:{name}{{{_LABELS}}}": rate for name, rate in counters.items()}
         for outcome, rate in self.decisions.items():
             rates[f'efficient_lmcache:decisions_total{{{_LABELS},outcome="{outcome}"}}'] = rate
@@ -82,6 +86,7 @@ SCENES = {
     "idle": (Engine(stored=0, restored=0, decisions={"refill": 0}, requests=0), set()),
     "Redis heard": (Engine(redis_up=1, pool_engines=3), set()),
     "Redis down": (Engine(redis_up=0, pool_engines=1), {"EfficientLMCacheRedisDown"}),
+    "Redis down, says the exporter": (Engine(exporter_hears=0), {"EfficientLMCacheRedisDown"}),
 }
 
 

@@ -10,6 +10,12 @@ import pytest
 from helm_chart import ROOT, script
 from metric_queries import DASHBOARD, TARGET_LABELS, alerts, all_queries, dashboard_queries, panels, selectors
 
+from efficient_lmcache.core.tier import TierReport
+from efficient_lmcache.telemetry import redis_keys, report
+from efficient_lmcache.telemetry.cluster import ClusterView
+from efficient_lmcache.telemetry.exporter import ClusterCollector
+from efficient_lmcache.telemetry.status import cluster_status
+
 pytest.importorskip("promql_parser", reason="no PromQL parser (pip install promql-parser)")
 
 _DECISIONS = "efficient_lmcache:decisions_total"
@@ -21,7 +27,25 @@ def metrics() -> dict[str, set[str]]:
     ours = {name: {"engine", "model_name"} for name in re.findall(r"^\| `(efficient_lmcache:\w+)`", reference, re.M)}
     ours[_DECISIONS].add("outcome")
     scraped = json.loads((Path(__file__).parent / "golden" / "vllm-metrics.json").read_text())
-    return {**ours, **{name: set(labels) for name, labels in scraped.items()}}
+    return {**ours, **cluster_metrics(), **{name: set(labels) for name, labels in scraped.items()}}
+
+
+def cluster_metrics() -> dict[str, set[str]]:
+    """What the exporter shows of one engine."""
+    view = ClusterView()
+    tier = TierReport(
+        engine_id="e",
+        sequence=1,
+        chunk_tokens=256,
+        chunk_bytes=256 * 1024,
+        registered_chunks=1,
+        capacity_chunks=2,
+        evicted_chunks=0,
+        evicted_chunks_total=0,
+    )
+    view.receive(redis_keys.tier_key("d", "e", 0), report.encode(tier))
+    collector = ClusterCollector("d", lambda: cluster_status(view, 60.0), lambda: True)
+    return {sample.name: set(sample.labels) for family in collector.collect() for sample in family.samples}
 
 
 @pytest.mark.parametrize("where", all_queries())
@@ -67,6 +91,7 @@ def test_panels_do_not_overlap_and_say_what_they_mean() -> None:
         assert not covered & cells, panel["title"]
         assert place["x"] + place["w"] <= 24
         cells |= covered
+    assert len({panel["title"] for panel in panels()}) == len(panels())
     assert len({panel["id"] for panel in panels()}) == len(panels())
 
 

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from helm_chart import (
     CHART,
@@ -22,7 +23,9 @@ from helm_chart import (
 )
 
 from efficient_lmcache import __version__
+from efficient_lmcache.cli import app
 from efficient_lmcache.connector.options import parse_options
+from efficient_lmcache.telemetry.redis_settings import check_url
 
 helm_python = pytest.importorskip("helm_python", reason="no Helm engine (pip install helm-python-sdk)")
 every_set = pytest.mark.parametrize("name", VALUES)
@@ -188,6 +191,31 @@ def test_engines_and_exporter_log_in_to_one_redis_as_one_deployment(name: str, u
         directory, _, file = options.telemetry_redis_password_file.rpartition("/")
         assert volumes[mounts[directory]]["secret"] == {"secretName": secret, "items": [{"key": key, "path": file}]}
         assert ("/etc/redis-ca" in mounts) == ("ssl_ca_certs=/etc/redis-ca/" in url)
+
+
+def test_the_bundled_redis_takes_its_password_from_a_secret_that_exists() -> None:
+    values = values_of("cpu-trial-bundled-redis")
+    documents = manifests({**values, "redis": {"bundled": True, "existingSecret": "login", "passwordKey": "key"}})
+    assert not [document for document in documents if document["kind"] == "Secret"]
+    password = {"secretKeyRef": {"name": "login", "key": "key"}}
+    redis = container(find(documents, "Deployment", "-redis"))
+    assert [entry["valueFrom"] for entry in redis["env"]] == [password, password]
+    volumes = find(documents, "Deployment")["spec"]["template"]["spec"]["volumes"]
+    login = {"secretName": "login", "items": [{"key": "key", "path": "password"}]}
+    assert {"name": "redis-login", "secret": login} in volumes
+
+
+@pytest.mark.parametrize("name", ["cpu-trial-bundled-redis", "external-redis-tls", "multi-engine"])
+def test_the_command_line_takes_the_exporters_arguments(name: str) -> None:
+    exporter = container(find(manifests(values_of(name)), "Deployment", "-exporter"))
+    program, *path = exporter["command"]
+    assert program == "efficient-lmcache"
+    command: Any = typer.main.get_command(app)
+    for part in path:
+        command = command.commands[part]
+    context = command.make_context(path[-1], list(exporter["args"]))
+    assert context.params["port"] == exporter["ports"][0]["containerPort"]
+    check_url(context.params["redis"])
 
 
 def test_an_image_is_pinned_by_digest_or_by_version_and_flavour() -> None:

@@ -88,7 +88,8 @@ capabilities:
 {{- end }}
 
 {{- define "efficient-lmcache.redisSecret" -}}
-{{- if .Values.redis.bundled }}{{ include "efficient-lmcache.fullname" . }}-redis{{ else }}{{ .Values.redis.existingSecret }}{{ end }}
+{{- if .Values.redis.existingSecret }}{{ .Values.redis.existingSecret }}
+{{- else if .Values.redis.bundled }}{{ include "efficient-lmcache.fullname" . }}-redis{{ end }}
 {{- end }}
 
 {{- define "efficient-lmcache.telemetryDeployment" -}}
@@ -111,7 +112,7 @@ capabilities:
   secret:
     secretName: {{ . }}
     items:
-      - {key: {{ ternary "password" $.Values.redis.passwordKey $.Values.redis.bundled }}, path: password}
+      - {key: {{ $.Values.redis.passwordKey }}, path: password}
 {{- end }}
 {{- with .Values.redis.caSecret }}
 - name: redis-ca
