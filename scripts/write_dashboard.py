@@ -190,7 +190,7 @@ ROWS = {
             "Distinct tasks of all engines, and how many each engine knows of.",
             "short",
             {
-                "{{deployment}}": cluster("pool_active_pool_tasks"),
+                "{{deployment}}": cluster("pool_active_tasks"),
                 "{{instance}} knows": gauge("pool_active_tasks"),
             },
         ),
