@@ -122,8 +122,8 @@ def _row(path: Path, record: dict[str, Any]) -> dict[str, Any]:
             "declined": record["decisions"]["declined"],
             "decisions": record["decisions"]["total"],
         }
-    except (KeyError, TypeError) as error:
-        raise RunDirectoryError(f"{path / 'run.json'}: lacks the key {error}") from error
+    except KeyError as error:
+        raise RunDirectoryError(f"{path / 'run.json'}: trace lacks the key {error}") from error
 
 
 def _offload_of(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 SCHEMA = "efficient-lmcache-run/1"
 
 
@@ -123,6 +125,9 @@ class RunRecord:
         return {"schema": SCHEMA, **asdict(self)}
 
 
+_RECORD = TypeAdapter(RunRecord)
+
+
 class RunDirectory:
     """Paths and writers of one run; `create` refuses a directory that holds anything."""
 
@@ -172,14 +177,14 @@ class RunDirectory:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The parsed run.json of a run directory.
+    """The run.json of a run directory as a dictionary with the fields of `RunRecord`.
 
     Raises:
-        RunDirectoryError: it is absent, not JSON, or of another schema.
+        RunDirectoryError: it is absent, not JSON, of another schema, or lacks or garbles a field.
     """
     file = path / "run.json"
     try:
-        record: dict[str, Any] = json.loads(file.read_text())
+        record = json.loads(file.read_text())
     except OSError as error:
         raise RunDirectoryError(f"{file}: {error.strerror}; expected a directory made by `replay run`") from error
     except ValueError as error:
@@ -187,4 +192,8 @@ def read_record(path: Path) -> dict[str, Any]:
     schema = record.get("schema") if isinstance(record, dict) else None
     if schema != SCHEMA:
         raise RunDirectoryError(f"{file}: its schema is {schema!r}; only {SCHEMA!r} can be read")
-    return record
+    try:
+        return _RECORD.validate_python(record).to_json()
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise RunDirectoryError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error

@@ -23,6 +23,9 @@ _DECISION_FIELDS = (
     *("write_threshold_chunks", "estimate", "capacity_bytes", "full_and_evicting", "occupancy", "evicted_chunks"),
     "report_age_s",
 )
+_TOTALS = ("tasks", "calls", "prompt_tokens")
+_OPTIONS = ("trace", "model", "chunk_tokens", "time_scale")
+_SWEEP_RUN_FIELDS = ("name", "directory", "repeat", "options", "status", "prediction", "started_at")
 _CALL_FIELDS = ("task", "call", "prompt_tokens", "status", "cached_tokens", "dispatched_s", "finished_s")
 
 T = TypeVar("T")
@@ -179,8 +182,7 @@ def json_lines(file: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
             raise ReportError(f"{file}: line {number}: not JSON ({error})") from error
         if not isinstance(row, dict):
             raise ReportError(f"{file}: line {number}: {type(row).__name__}; it must be an object")
-        if missing := [name for name in fields if name not in row]:
-            raise ReportError(f"{file}: line {number}: lacks {', '.join(missing)}")
+        _require(row, fields, f"{file}: line {number}")
         rows.append(row)
     return rows
 
@@ -251,7 +253,20 @@ def _holds_runs(path: Path) -> bool:
 
 
 def _read_run(path: Path, traces: tuple[Path, ...]) -> Run:
-    return Run(path, read_record(path), path.resolve().name, _UNCOUNTED, traces)
+    return Run(path, _record(path), path.resolve().name, _UNCOUNTED, traces)
+
+
+def _record(path: Path) -> dict[str, Any]:
+    record, file = read_record(path), path / "run.json"
+    _require(record["options"], _OPTIONS, f"{file}: options")
+    opened = record["trace"].get("sha256") is not None
+    _require(record["trace"], ("name", "sha256", *(_TOTALS if opened else ())), f"{file}: trace")
+    return record
+
+
+def _require(row: dict[str, Any], fields: Sequence[str], place: str) -> None:
+    if missing := [name for name in fields if name not in row]:
+        raise ReportError(f"{place}: lacks {', '.join(missing)}")
 
 
 def _read_sweep(path: Path, traces: tuple[Path, ...]) -> Inputs:
@@ -265,14 +280,17 @@ def _read_sweep(path: Path, traces: tuple[Path, ...]) -> Inputs:
     if schema != SWEEP_SCHEMA:
         raise ReportError(f"{file}: its schema is {schema!r}; only {SWEEP_SCHEMA!r} can be read")
     sweep = Sweep(path, record)
+    _require(record, ("name", "runs", "predictions", "trace"), str(file))
     try:
+        for number, entry in enumerate(record["runs"]):
+            _require(entry, _SWEEP_RUN_FIELDS, f"{file}: runs[{number}]")
         places = [(path / entry["directory"], str(entry["name"]), int(entry["repeat"])) for entry in record["runs"]]
         # The trace's place is relative to the plan, which is not here; its name is.
         traces = (*traces, path / str(record["trace"]["name"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ReportError(f"{file}: lacks or garbles a field of runs[] or trace: {error}") from error
     begun = [place for place in places if (place[0] / "run.json").exists()]
-    return Inputs(tuple(Run(at, read_record(at), name, repeat, traces) for at, name, repeat in begun), (sweep,))
+    return Inputs(tuple(Run(at, _record(at), name, repeat, traces) for at, name, repeat in begun), (sweep,))
 
 
 def _with_repeats(runs: list[Run]) -> list[Run]:

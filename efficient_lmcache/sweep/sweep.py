@@ -163,7 +163,7 @@ def _settle(run: SweepRun, out: Path) -> None:
     except RunDirectoryError:
         run.status = "pending"
         return
-    if record.get("status") == "complete" and record.get("outputs_exact") == record.get("calls"):
+    if record["status"] == "complete" and record["outputs_exact"] == record["calls"]:
         run.status, run.error = "complete", None
     else:
         run.status = "pending"

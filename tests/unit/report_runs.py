@@ -167,6 +167,8 @@ def make_run(parent: Path, name: str, trace: Path, admission: str, capacity_chun
         ),
         options={
             "trace": str(trace),
+            "model": "model",
+            "time_scale": 1.0,
             "admission": admission,
             "host_gib": host_gib,
             "active_pool": totals.tasks,

@@ -32,8 +32,17 @@ def make_run(parent: Path, name: str, admission: str, host_gib: float, **changed
         "restored_tokens_per_rank": 0,
         "preemptions": 0,
         "makespan_s": 20.0,
-        "working_set": {"gamma_h": 1 / host_gib if host_gib else None},
+        "working_set": {
+            "pool": 4,
+            "mean_prompt_tokens": 1000.0,
+            "bytes": 1e9,
+            "gamma_h": 1 / host_gib if host_gib else None,
+            "gamma_g": None,
+        },
         "decisions": {"declined": 0, "total": 0},
+        "command": [],
+        "versions": {},
+        "started_at": "2026-11-29T08:00:00+00:00",
         "options": {"admission": admission, "host_gib": host_gib, "out": name, "active_pool": 4, "chunk_tokens": 128},
         "trace": {"sha256": "a" * 64, "name": "some"},
         **changed,
@@ -135,9 +144,12 @@ def test_an_unknown_format_or_a_record_without_a_key_is_an_error(tmp_path: Path)
     with pytest.raises(CompareError, match="format is 'xml'; allowed: table, markdown, json"):
         render(compare([run]), "xml")
     record = json.loads((run / "run.json").read_text())
-    del record["makespan_s"]
-    (run / "run.json").write_text(json.dumps(record))
-    with pytest.raises(RunDirectoryError, match=r"run.json: lacks the key 'makespan_s'"):
+    for key, message in (("calls", r"run\.json: calls: Field required"), ("trace", r"run\.json: trace: Field req")):
+        (run / "run.json").write_text(json.dumps({name: value for name, value in record.items() if name != key}))
+        with pytest.raises(RunDirectoryError, match=message):
+            compare([run])
+    (run / "run.json").write_text(json.dumps({**record, "trace": {}}))
+    with pytest.raises(RunDirectoryError, match=r"run\.json: trace lacks the key 'name'"):
         compare([run])
 
 

@@ -105,12 +105,19 @@ def test_a_killed_run_is_read_up_to_its_last_whole_line(tmp_path: Path, trace: P
     assert run.declined_reuse.declined == sum(not json.loads(line)["save"] for line in lines[:5])
 
 
+def _sweep(runs: object) -> str:
+    sweep = {"schema": "efficient-lmcache-sweep/1", "name": "s", "predictions": [], "trace": {"name": "t"}}
+    return json.dumps({**sweep, "runs": runs})
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ({"sweep.json": "{"}, "sweep.json: cannot be read"),
         ({"sweep.json": '{"schema": "other"}'}, "its schema is 'other'"),
-        ({"sweep.json": '{"schema": "efficient-lmcache-sweep/1", "runs": [{}]}'}, "lacks or garbles a field"),
+        ({"sweep.json": '{"schema": "efficient-lmcache-sweep/1", "runs": []}'}, "lacks name, predictions, trace"),
+        ({"sweep.json": _sweep([{}])}, r"runs\[0\]: lacks name, directory"),
+        ({"sweep.json": _sweep(7)}, "lacks or garbles a field"),
         ({}, "holds neither run.json nor sweep.json"),
     ],
 )

@@ -51,7 +51,7 @@ def paper_runs(tmp_path: Path, trace: Path, data_dir: Path) -> Path:
             },
             started_at=f"2026-11-29T{number:02}:00:00+00:00",
             options={"admission": admission, "active_pool": row["active_pool"], "host_gib": host_gib, "trace": "t"}
-            | {"chunk_tokens": 1024, "out": str(number)},
+            | {"chunk_tokens": 1024, "model": "m", "time_scale": 1.0, "out": str(number)},
         )
     return tmp_path / "paper"
 
