@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import numpy as np
 import pytest
 import typer
 from recorder_harness import serving
@@ -22,7 +23,7 @@ from typer.testing import CliRunner, Result
 from efficient_lmcache.replay.recorder.cli_record import record
 from efficient_lmcache.replay.recorder.journal import JournalReader, journal_path
 from efficient_lmcache.replay.recorder.recorder import Recorder, RecordOptions
-from efficient_lmcache.replay.trace import TraceReader
+from efficient_lmcache.replay.trace import TraceReader, TraceWriter
 
 PROGRAM = "import typer; from efficient_lmcache.replay.recorder.cli_record import record; typer.run(record)"
 
@@ -123,6 +124,26 @@ def test_reasons_are_shown_as_they_are(tmp_path: Path) -> None:
     assert "1 calls failed or were aborted: what [/b] means\n" in done.stderr
 
 
+def test_an_interruption_while_the_trace_is_made_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAKE: the moment of the Ctrl-C."""
+    recorder = Recorder(RecordOptions(tmp_path / "T"))
+    recorder.begin("a").finish(np.array([1], np.uint32), np.array([2], np.uint32))
+    recorder.close()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TraceWriter, "write_task", interrupted)
+        done = run("--finish", "--out", str(tmp_path / "T"))
+    assert done.exit_code == 2
+    assert "interrupted; T.journal is kept, `record --finish` makes the trace of it" in done.stderr
+    assert os.listdir(tmp_path) == ["T.journal"]
+    assert run("--finish", "--out", str(tmp_path / "T")).exit_code == 0
+
+
 async def test_signals_during_the_grace_do_not_cost_the_trace(tmp_path: Path) -> None:
     out = tmp_path / "T"
     async with serving(Upstream().application()) as upstream, proxy(upstream, "--out", str(out)) as (url, process):
@@ -157,6 +178,7 @@ async def test_calls_in_flight_at_the_end_are_given_time_and_the_port_is_free_ag
     ("arguments", "said"),
     [
         (["--upstream", "localhost:8000"], "must be a URL like"),
+        (["--upstream", "http://localhost:80000"], "must be a URL like"),
         (["--upstream", "http://127.0.0.1:1/v1"], "without the /v1"),
         (["--upstream", "http://user:secret@127.0.0.1:1"], "has a user or password in it"),
         (["--upstream", "http://127.0.0.1:1", "--listen", "8000"], "must be HOST:PORT"),

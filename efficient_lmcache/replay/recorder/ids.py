@@ -17,13 +17,13 @@ _NESTED = (b'"', b"[", b"{")
 _ID_LIST_BYTES = b"0123456789, \t\r\n"
 
 
-def cut_ids(text: bytes, key: str, replacement: bytes = b"null", start: int = 0) -> tuple[bytes, bytes | None]:
-    """`text` with the first list under `key` from `start` on replaced, and the inside of that list.
+def cut_ids(text: bytes, key: str, replacement: bytes = b"null") -> tuple[bytes, bytes | None]:
+    """`text` with the first list under `key` replaced, and the inside of that list.
 
     The text as it is, and None, where there is no such list or it holds strings, lists or objects. What is in it is
     left to `parse_ids`, for most lists are long and most of them known already.
     """
-    match = _key_pattern(key).search(text, start)
+    match = _key_pattern(key).search(text)
     if match is None:
         return text, None
     end = text.find(b"]", match.end())

@@ -25,10 +25,14 @@ class RecordOptionError(ValueError):
 
 
 def check_upstream(upstream: str) -> None:
-    parts = urlsplit(upstream)
-    if "@" in parts.netloc:
+    if "@" in upstream:
         raise RecordOptionError("--upstream has a user or password in it; clients send their own credentials")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+    try:
+        parts = urlsplit(upstream)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.query
+    except ValueError:  # no port, or no address in brackets
+        valid = False
+    if not valid:
         raise RecordOptionError(f"--upstream {upstream!r}: must be a URL like http://HOST:PORT")
     if parts.path.rstrip("/").endswith("/v1"):
         raise RecordOptionError(f"--upstream {upstream!r}: without the /v1, which comes with each request")
@@ -81,9 +85,9 @@ def finish(out: Path, console: Console) -> bool:
     try:
         with progress_bar("writing", "tasks") as progress:
             tally = write_trace(out, progress)
-    except OSError as error:
-        kept = journal_path(out).name
-        raise RecordOptionError(f"{error}; {kept} is kept, `record --finish` makes the trace of it") from error
+    except (OSError, KeyboardInterrupt) as error:
+        why, kept = str(error) or "interrupted", journal_path(out).name
+        raise RecordOptionError(f"{why}; {kept} is kept, `record --finish` makes the trace of it") from error
     for kind, reasons in (("failed or were aborted", tally.failed), ("are not recorded", tally.unrecorded)):
         for reason, count in reasons.most_common():
             _say(console, f"{count} calls {kind}: {reason}")
