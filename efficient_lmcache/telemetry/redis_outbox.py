@@ -76,6 +76,8 @@ class RedisOutbox:
         self._withdraw()
 
     def _send(self, batch: dict[str, bytes]) -> None:
+        import redis
+
         answers: list[Any]
         with redis_errors():
             client = self._client or self._connect()
@@ -93,6 +95,8 @@ class RedisOutbox:
             pipeline.get(self._prefix + "salt")
             answers = pipeline.execute(raise_on_error=False)
             refusals = [answer for answer in answers if isinstance(answer, Exception)]
+            if any(isinstance(refusal, redis.exceptions.ReadOnlyError) for refusal in refusals):
+                self._disconnect()  # the master became a replica: the same address may have another master by now
             if isinstance(answers[0], Exception):
                 raise answers[0]
         if isinstance(answers[-1], bytes):

@@ -18,9 +18,24 @@ from efficient_lmcache.telemetry.redis_settings import RedisSettings
 
 
 class RedisProcess:
-    """Empty at every start. `cli` runs commands over the Unix socket, as which the server knows no password."""
+    """Empty at every start. `cli` runs commands over its Unix socket, which reaches it wherever it runs.
 
-    def __init__(self, directory: Path, *arguments: str, tls: bool = False) -> None:
+    Args:
+        directory: of its socket, its log and its files.
+        arguments: of redis-server.
+        tls: instead of plain connections.
+        host: its address.
+        prefix: of its command line, to run it elsewhere (`ip netns exec …`).
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *arguments: str,
+        tls: bool = False,
+        host: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
+    ) -> None:
         if shutil.which("redis-server") is None:
             # CI must not pass by skipping.
             give_up = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
@@ -28,16 +43,17 @@ class RedisProcess:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
+        self.host = host
         self.socket = directory / "redis.sock"
         self._log = directory / "redis.log"
         ports = ["--port", "0", "--tls-port", str(self.port)] if tls else ["--port", str(self.port)]
-        bind = ["--bind", "127.0.0.1", "--unixsocket", str(self.socket)]
-        self._command = ["redis-server", *bind, *ports, "--save", "", "--dir", str(directory), *arguments]
+        bind = ["--bind", host, "--unixsocket", str(self.socket), "--protected-mode", "no"]
+        self._command = [*prefix, "redis-server", *bind, *ports, "--save", "", "--dir", str(directory), *arguments]
         self.process = self._started()
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}"
+        return f"redis://{self.host}:{self.port}"
 
     def settings(self, **options: str) -> RedisSettings:
         return RedisSettings(self.url, **options)
@@ -67,7 +83,7 @@ class RedisProcess:
         deadline_s = time.monotonic() + 20
         while time.monotonic() < deadline_s and process.poll() is None:
             try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                socket.create_connection((self.host, self.port), timeout=1).close()
                 return process
             except OSError:
                 time.sleep(0.02)

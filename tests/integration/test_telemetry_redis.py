@@ -152,6 +152,22 @@ def test_a_redis_without_memory_left_still_tells_who_listens(start, ends, caplog
     assert "works again" in caplog.records[-1].getMessage()
 
 
+def test_a_master_that_becomes_a_replica_is_left_for_whoever_has_its_address_next(start, ends, caplog):
+    server = start()
+    view, outbox = ends.view(server.settings()), ends.outbox(server.settings())
+    wait_until(lambda: outbox.salt)
+    server.cli("replicaof", "127.0.0.1", "1")
+    client = outbox._client
+    publish(outbox)
+    wait_until(lambda: arrived(view))
+    wait_until(lambda: caplog.records)
+    assert "read only replica" in caplog.records[0].getMessage()
+    server.cli("replicaof", "no", "one")
+    publish(outbox, 2)
+    wait_until(lambda: server.cli("exists", TIER) == "1" and len(caplog.records) == 2)
+    assert outbox._client is not client
+
+
 def test_the_documented_permissions_suffice_and_watchers_cannot_write(start, ends, tmp_path):
     server = start()
     (tmp_path / "password").write_text(SECRET + "\n")
