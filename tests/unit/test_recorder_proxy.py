@@ -14,8 +14,10 @@ from aiohttp import web
 from recorder_harness import Harness, finished_trace, recording, running
 from recorder_upstream import Answer, prompt_ids
 
+from efficient_lmcache.replay.recorder.ids import RecentIds
 from efficient_lmcache.replay.recorder.proxy import Proxy
 from efficient_lmcache.replay.recorder.recorder import RecordOptions
+from efficient_lmcache.replay.recorder.response import Answer as recorded_answer
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": 'say "token_ids":[3,4]'}]}
 BODIES: dict[str, dict[str, Any]] = {
@@ -42,6 +44,20 @@ async def test_a_client_that_did_not_ask_for_ids_gets_the_same_bytes_and_the_ids
     (call,) = finished_trace(out)["inferred-1"]
     assert call.prompt_tokens.tolist() == prompt_ids(path, body)
     assert call.output_tokens.tolist() == Answer(path, body, True).output
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"delta":"input_messages","item_id":"msg_1","type":"response.output_text.delta"}',
+        b'{"response":{"output":["output_messages"],"input_messages": null,"output_messages" :null},"type":"x"}',
+        b'{"response":"input_messages","input_messages":[3]}',
+        b'{"response":null,"input_messages":"\xff"}',
+    ],
+)
+def test_what_only_looks_like_raw_messages_stays(text: bytes) -> None:
+    answer = recorded_answer("/v1/responses", True, RecentIds())
+    assert answer.take(text) == text.replace(b"[3]", b"null")
 
 
 @pytest.mark.parametrize("stream", [False, True])

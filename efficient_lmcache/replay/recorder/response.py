@@ -13,6 +13,8 @@ for them. In a chat stream it then also leaves out the chunks that carry nothing
 from __future__ import annotations
 
 import json
+import re
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,19 +100,19 @@ class Answer:
         return None if only_ids and output is not None else light
 
     def _take_response(self, text: bytes) -> bytes:
-        start = text.rfind(b'"input_messages"')
+        first = _last_key(text, _RAW_MESSAGES[0])
         # Only events about the response as a whole have the field, and failures.
-        if start < 0:
+        if first is None:
             if b'"error"' in text:
                 self._note(_object(text) or {})
             return text
-        tail, lists = text[start:], []
+        tail, lists = text[first.start() :], []
         while True:
             tail, ids = cut_ids(tail, "tokens")
             if ids is None:
                 break
             lists.append(ids)
-        light = text[:start] + tail
+        light = text[: first.start()] + tail
         for key in _RAW_MESSAGES:
             light, messages = _cut_value(light, key)
             if messages and not _is_one_generation(messages):
@@ -158,15 +160,18 @@ def _is_one_generation(messages: Any) -> bool:
 
 def _cut_value(text: bytes, key: str) -> tuple[bytes, Any]:
     """`text` with the last value under `key` replaced by null, and that value (None if there is none)."""
-    start = text.rfind(b'"%s"' % key.encode())
-    colon = text.find(b":", start)
-    if start < 0 or colon < 0:
+    match = _last_key(text, key)
+    if match is None:
         return text, None
     try:
-        rest = text[colon + 1 :].decode()
-        stripped = rest.lstrip()
-        value, end = _DECODER.raw_decode(stripped)
+        rest = text[match.end() :].decode()
+        value, end = _DECODER.raw_decode(rest)
     except ValueError:
         return text, None
-    space = rest[: len(rest) - len(stripped)]
-    return text[: colon + 1] + (space + "null" + stripped[end:]).encode(), value
+    return text[: match.end()] + b"null" + rest[end:].encode(), value
+
+
+def _last_key(text: bytes, key: str) -> re.Match[bytes] | None:
+    """Up to where the value begins: without the colon it would be a text that the model said."""
+    matches = re.finditer(rb'"%s"\s*:\s*' % key.encode(), text)
+    return next(iter(deque(matches, maxlen=1)), None)
