@@ -194,21 +194,30 @@ async def test_a_client_that_is_gone_at_the_last_byte_leaves_no_stack_trace(
     assert caplog.records == []
 
 
-async def _send(url: str, body: bytes, header: bytes = b"X: y") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A chat request, byte by byte as given."""
+async def _send(
+    url: str, body: bytes, header: bytes, path: str = "/v1/chat/completions"
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request, byte by byte as given."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    head = f"POST {path}".encode() + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
     writer.write(head + header + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
     return reader, writer
 
 
-async def test_long_credentials_pass_as_vllms_server_lets_them(out: Path) -> None:
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_headers_pass_both_ways_as_long_as_vllms_server_takes_them(out: Path, path: str) -> None:
+    credentials = b"Bearer " + b"x" * 20_000
     async with recording(RecordOptions(out, 256)) as harness:
-        reader, writer = await _send(harness.url, json.dumps(CHAT).encode(), b"Authorization: Bearer " + b"x" * 20_000)
-        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        header = b"Authorization: " + credentials + b"\r\nX-Client: " + credentials
+        reader, writer = await _send(harness.url, json.dumps(CHAT).encode(), header, path)
+        answer = await reader.read()
         writer.close()
-        assert harness.upstream.authorizations == ["Bearer " + "x" * 20_000]
+    assert answer.startswith(b"HTTP/1.1 200")
+    if path == "/tokenize":  # whose answer tells what has arrived
+        assert credentials in answer
+    else:
+        assert harness.upstream.authorizations == [credentials.decode()]
 
 
 async def test_a_malformed_request_is_refused_and_its_credentials_are_not_logged(

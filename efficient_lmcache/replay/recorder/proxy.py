@@ -90,6 +90,8 @@ class Proxy:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+            max_line_size=_LONGEST_HEADER_BYTES,
+            max_field_size=_LONGEST_HEADER_BYTES,
         )
         async with self._session:
             yield
