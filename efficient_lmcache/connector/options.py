@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -91,15 +91,26 @@ def option_names() -> dict[str, str]:
 def parse_options(extra_config: Mapping[str, Any]) -> ConnectorOptions:
     """Read the `efficient.*` keys of `kv_connector_extra_config`; other keys belong to vLLM and LMCache.
 
+    Nested ones count as dotted, as vLLM nests what its own dotted command-line options set.
+
     Raises:
         OptionError: for the first bad option, naming its key and value and what is allowed.
     """
-    given = {key[len(PREFIX) :]: value for key, value in extra_config.items() if key.startswith(PREFIX)}
+    given = {key[len(PREFIX) :]: value for key, value in _flat(extra_config) if key.startswith(PREFIX)}
     try:
         return ConnectorOptions(**given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise OptionError(f"kv_connector_extra_config: {_message(given, first)}") from None
+
+
+def _flat(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Leaves under their dotted names."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{key}.{name}", leaf) for name, leaf in _flat(value))
+        else:
+            yield key, value
 
 
 def _message(given: Mapping[str, Any], error: Any) -> str:

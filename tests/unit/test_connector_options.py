@@ -67,6 +67,17 @@ def test_what_may_be_a_password_is_refused_and_not_repeated(key, value):
     assert "geheim" not in str(error.value)
 
 
+def test_options_that_vllm_nested_count_as_dotted():
+    nested = {
+        "efficient": {"telemetry": {"transport": "off"}, "admission": "fixed"},
+        "lmcache": {"efficient": {"x": 1}},
+    }
+    options = parse_options(nested)
+    assert (options.telemetry_transport, options.admission) == ("off", "fixed")
+    with pytest.raises(OptionError, match=r"efficient\.telemetry\.transport='x' is not allowed"):
+        parse_options({"efficient.telemetry": {"transport": "x"}})
+
+
 def test_an_unknown_key_lists_the_known_ones():
     with pytest.raises(OptionError, match=r"efficient\.kappa=8 is not an option; allowed: efficient\.admission, "):
         parse_options({"efficient.kappa": 8})
