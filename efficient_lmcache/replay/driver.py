@@ -25,6 +25,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from efficient_lmcache.replay.open_files import allow_open_files
 from efficient_lmcache.replay.protocol import FORCED_TOKENS_KEY, TASK_ID_KEY
 from efficient_lmcache.replay.spelling import option
 from efficient_lmcache.replay.trace import Call, TraceReader
@@ -159,6 +160,7 @@ class Driver:
             ServerLost: the server stopped answering.
             TraceError: the trace is damaged.
         """
+        allow_open_files()
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
         timeout = aiohttp.ClientTimeout(total=self._options.call_timeout_s)
         tracing = aiohttp.TraceConfig()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,19 @@ async def test_hundreds_of_agents_are_all_served_and_each_in_its_order(make_trac
         times = [(r.eligible_s, r.dispatched_s, r.finished_s) for r in rows if r.task == f"task-{task}"]
         flat = [time_s for of_call in times for time_s in of_call]
         assert flat == sorted(flat, key=lambda time_s: time_s or 0.0)
+
+
+async def test_more_agents_than_files_may_be_open_by_default_are_all_served_at_once(
+    make_trace: Callable[..., Path],
+) -> None:
+    server, limits = FakeServer(dict.fromkeys(range(1, 61), "hang")), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, limits[1]))
+    try:
+        with pytest.raises(ServerLost):
+            await replay(make_trace(tasks=60, calls=1), server, active_pool=60, call_timeout_s=1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert server.most_in_flight == 60
 
 
 async def test_a_replay_leaves_the_processs_garbage_collection_as_it_was(make_trace: Callable[..., Path]) -> None:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from rich.console import Console
 
+from efficient_lmcache.replay.open_files import allow_open_files
 from efficient_lmcache.replay.progress_bar import progress_bar
 from efficient_lmcache.replay.recorder.finish import write_trace
 from efficient_lmcache.replay.recorder.journal import journal_path
@@ -48,7 +49,7 @@ def listen_address(listen: str) -> tuple[str, int]:
 
 def record(upstream: str, listen: str, options: RecordOptions, console: Console) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP. Raises JournalError, or OSError for an address that is in use."""
-
+    allow_open_files()
     recorder = Recorder(options, lambda text: _say(console, text))
     with contextlib.closing(recorder):
         asyncio.run(_serve(upstream, listen_address(listen), recorder, console))
