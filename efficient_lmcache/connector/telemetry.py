@@ -61,9 +61,8 @@ class SchedulerTelemetry:
             self.reports = self._poller = ReportPoller(local, options.report_read_interval_s)
             return
         view = self._join_pool(options, engine_id)
-        self.reports = self._poller = ReportPoller(
-            NewestOf([local, OwnReports(view, engine_id)]), options.report_read_interval_s
-        )
+        either = NewestOf([local, OwnReports(view, engine_id)], options.report_max_age_s)
+        self.reports = self._poller = ReportPoller(either, options.report_read_interval_s)
 
     def _join_pool(self, options: ConnectorOptions, engine_id: str) -> ClusterView:
         settings, deployment = redis_settings(options), options.telemetry_deployment

@@ -21,18 +21,22 @@ class Reader(Protocol):
 
 
 class NewestOf:
-    """Of several readers of one engine: the report with the highest sequence, as first received."""
+    """Of several readers of one engine: the report with the highest sequence, as first received.
 
-    def __init__(self, readers: Sequence[Reader]) -> None:
+    One that is older than `max_age_s` comes last, whatever its sequence: a channel that went silent, or that was fed a
+    forgery, must not outrank one that goes on.
+    """
+
+    def __init__(self, readers: Sequence[Reader], max_age_s: float) -> None:
         self._readers = readers
-        self._report: TierReport | None = None
+        self._max_age_s = max_age_s
 
     def latest(self, now_s: float) -> TierReport | None:
-        for reader in self._readers:
-            report = reader.latest(now_s)
-            if report is not None and (self._report is None or report.sequence > self._report.sequence):
-                self._report = report
-        return self._report
+        reports = [report for reader in self._readers if (report := reader.latest(now_s)) is not None]
+        return max(reports, key=lambda report: self._rank(report, now_s), default=None)
+
+    def _rank(self, report: TierReport, now_s: float) -> tuple[bool, int, float]:
+        return report.age_s(now_s) <= self._max_age_s, report.sequence, -report.received_s
 
     def close(self) -> None:
         for reader in self._readers:

@@ -122,9 +122,9 @@ class RedisFeed:
             # One byte more than allowed, so that the decoder notices what is too long.
             pipeline.getrange(key, 0, MAX_OBSERVATION_BYTES)
             pipeline.pttl(key)
-        answers = pipeline.execute()
+        answers = pipeline.execute(raise_on_error=False)
         for key, payload, left_ms in zip(keys, answers[::2], answers[1::2], strict=True):
-            if payload:
+            if isinstance(payload, bytes) and payload:  # gone meanwhile, or something that is no string
                 age_s = LAST_VALUE_TTL_S - left_ms / 1000 if left_ms >= 0 else LAST_VALUE_TTL_S
                 self._receive(key.decode(errors="replace"), payload, max(age_s, 0.0))
 

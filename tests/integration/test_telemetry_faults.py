@@ -210,7 +210,9 @@ def test_garbage_and_oversized_messages(server, engines, caplog):
         server.cli("publish", own_tier, "\x01")
         server.cli("eval", "return redis.call('publish', KEYS[1], string.rep('x', 3000000))", "1", forged)
     server.cli("eval", "return redis.call('set', KEYS[1], string.rep('x', 3000000))", "1", forged)
-    server.cli("sadd", "efficient-lmcache:default:index", forged, "efficient-lmcache:default:pool:", "else")
+    no_string = redis_keys.pool_key("default", "no-string")
+    server.cli("hset", no_string, "field", "value")
+    server.cli("sadd", "efficient-lmcache:default:index", forged, no_string, "efficient-lmcache:default:pool:", "else")
     heard = [engine.stats.counts for engine in engines]
     wait_until(lambda: [counts.get("telemetry_bad_messages", 0) for counts in heard] == [15, 10])
     wait_until(lambda: all(engine.pool == (3, 15_000, 2) for engine in engines), "the pool")

@@ -70,7 +70,7 @@ def test_closing_does_not_wait_for_the_interval_and_may_be_repeated(tmp_path: Pa
 
 def test_of_two_channels_the_newest_report_counts_as_first_received(tmp_path: Path) -> None:
     sinks = [LocalSink("engine", tmp_path / name) for name in ("a", "b")]
-    newest = NewestOf([ReportReader(LocalSource("engine", tmp_path / name), "engine") for name in ("a", "b")])
+    newest = NewestOf([ReportReader(LocalSource("engine", tmp_path / name), "engine") for name in ("a", "b")], 5.0)
     assert newest.latest(1.0) is None
     received: list[tuple[int, float]] = []
     for now_s, (sink, sequence) in enumerate([(0, 4), (1, 4), (1, 5), (0, 5), (0, 3), (1, 6)]):
@@ -79,6 +79,10 @@ def test_of_two_channels_the_newest_report_counts_as_first_received(tmp_path: Pa
         assert report is not None
         received.append((report.sequence, report.received_s))
     assert received == [(4, 0.0), (4, 0.0), (5, 2.0), (5, 2.0), (5, 2.0), (6, 5.0)]
+    sinks[0].publish(encode(replace(REPORT, sequence=2**63 - 1)))  # a forgery
+    newest.latest(6.0)
+    sinks[1].publish(encode(replace(REPORT, sequence=7)))
+    assert [getattr(newest.latest(now_s), "sequence", None) for now_s in (11.0, 11.5)] == [2**63 - 1, 7]
     newest.close()
 
 
