@@ -85,12 +85,12 @@ def marker(name: str, *, hollow: bool = False) -> dict[str, Any]:
     return {"symbol": symbol, "size": mark.size, "color": colour, "line": {"width": 1.75, "color": colour}}
 
 
-def key(names: Iterable[str], *more: Html, repeats: bool = False, shade: bool = False) -> Html:
-    """The figure's key: the marks in the paper's order, the hollow repeat, `more`, the shaded region."""
+def key(names: Iterable[str], *more: Html, repeated: str | None = None, shade: bool = False) -> Html:
+    """The figure's key: the marks in the paper's order, a hollow one of `repeated`, `more`, the shaded region."""
     used = set(names)
     items = [element("li", swatch(mark.path, mark.colour), mark.label) for name, mark in MARKS.items() if name in used]
-    if repeats:
-        mark = MARKS["none" if "none" in used else sorted(used)[0]]
+    if repeated:
+        mark = MARKS[repeated]
         items.append(element("li", swatch(mark.path, mark.colour, hollow=True), "hollow: independent repeat"))
     items += more
     if shade:

@@ -17,7 +17,7 @@ from efficient_lmcache.report.figures import (
     time_unit,
     token_unit,
 )
-from efficient_lmcache.report.figures_runs import Link, row_points, run_hover
+from efficient_lmcache.report.figures_runs import Link, repeated, row_points, run_hover
 from efficient_lmcache.report.markup import Html, element
 from efficient_lmcache.report.table import RunRow
 
@@ -189,7 +189,7 @@ def _layout(axis: CapacityAxis, estimate: float | None) -> dict[str, Any]:
 
 def _key(series: Sequence[Series], *more: Html, shade: bool) -> Html:
     names = [mark_name(one.admission, one.connector) for one in series]
-    return key(names, *more, repeats=any(one.repeats for one in series), shade=shade)
+    return key(names, *more, repeated=repeated(series), shade=shade)
 
 
 def _caption(series: Sequence[Series], pool: int) -> str:

@@ -23,6 +23,7 @@ from efficient_lmcache.report.figures_runs import named_by_thresholds, threshold
 from efficient_lmcache.report.markup import element
 from efficient_lmcache.report.predictions import Held, PredictedRun
 
+_Stripe = tuple[int, float, float]
 DirectoryOf = Callable[[PredictedRun], str | None]
 
 
@@ -44,7 +45,10 @@ def predicted(runs: Sequence[PredictedRun], estimate_gib: float | None, address:
     ]
     younger = any(run.older is False for run in runs)
     stored = "some younger than their run, as the table says" if younger else "each stored before its run began"
-    return Figure(panels, f"{len(runs)} predictions with A = {runs[0].active_pool}, {stored}.", key_of(items))
+    caption = f"{len(runs)} predictions with A = {runs[0].active_pool}, {stored}."
+    if "lmcache" in used:
+        caption += " Tokens restored by LMCache's own connector are by its own counter, which counts more."
+    return Figure(panels, caption, key_of(items))
 
 
 def _panel(
@@ -57,17 +61,20 @@ def _panel(
 ) -> Panel:
     unit = token_unit(value for run in runs for value in (held(run).high, held(run).measured))
     axis = CapacityAxis.of(run.host_gib_per_rank for run in runs)
-    stripes = sorted({_stripe(run) for run in runs})
-    data: list[dict[str, Any]] = []
     low, high = axis.limits
-    for index, stripe in enumerate(stripes):
+    beside: dict[float, list[_Stripe]] = {}
+    for gib, stripe in sorted({(run.host_gib_per_rank, _stripe(run)) for run in runs}):
+        beside.setdefault(gib, []).append(stripe)
+
+    def place(run: PredictedRun) -> float:
+        """The plot's width is not known here; a stripe is about a fortieth of it."""
+        stripes = beside[run.host_gib_per_rank]
+        shift = stripes.index(_stripe(run)) - (len(stripes) - 1) / 2
+        return axis.place(run.host_gib_per_rank) + shift * (high - low) / 40
+
+    data: list[dict[str, Any]] = []
+    for stripe in sorted({_stripe(run) for run in runs}):
         shown = [run for run in runs if _stripe(run) == stripe]
-        # The plot's width is not known here; a stripe is about a fortieth of it.
-        shift = (index - (len(stripes) - 1) / 2) * (high - low) / 40
-
-        def place(run: PredictedRun, shift: float = shift) -> float:
-            return axis.place(run.host_gib_per_rank) + shift
-
         data += _ranges(shown, held, unit, place)
         data += _measured(shown, held, unit, place, address)
     described = "; ".join(
@@ -83,7 +90,7 @@ def _mark(run: PredictedRun) -> str:
     return mark_name(run.admission, run.connector)
 
 
-def _stripe(run: PredictedRun) -> tuple[int, float, float]:
+def _stripe(run: PredictedRun) -> _Stripe:
     """Runs of one tier stand beside each other by admission, connector and thresholds, in this order."""
     kappa, theta = run.write_threshold_chunks, run.occupancy_threshold
     return list(MARKS).index(_mark(run)), -1 if kappa is None else kappa, -1 if theta is None else theta

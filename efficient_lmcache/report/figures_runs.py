@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from efficient_lmcache.report.capacity import Series
 from efficient_lmcache.report.figures import hover, mark_name, marker, tier_text
 from efficient_lmcache.report.predictions import PredictedRun
 from efficient_lmcache.report.table import RunRow
@@ -59,6 +60,11 @@ def named_by_thresholds(texts: list[str], *, lines: bool = False) -> dict[str, A
     font = {"size": 11, "color": "@quiet"}
     apart = [f"\u2002{text}" if text else "" for text in texts]
     return {"mode": f"{mode}+text", "text": apart, "textposition": "middle right", "textfont": font}
+
+
+def repeated(series: Iterable[Series]) -> str | None:
+    """The mark of runs that were repeated; None if none were."""
+    return next((mark_name(one.admission, one.connector) for one in series if one.repeats), None)
 
 
 def run_hover(row: RunRow, *more: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from efficient_lmcache.report.capacity import CapacityFigure, Series
 from efficient_lmcache.report.figures import Figure, Panel, key, mark_name, tier_number, time_unit, token_unit
-from efficient_lmcache.report.figures_runs import Link, row_points, thresholds_text
+from efficient_lmcache.report.figures_runs import Link, repeated, row_points, thresholds_text
 from efficient_lmcache.report.table import RunRow
 
 _RATIOS = (0.1, 1.0, 10.0)
@@ -31,7 +31,7 @@ def scatter(figure: CapacityFigure, link: Link) -> Figure | None:
         f"{len(rows)} complete runs; labels give the host tier in {unit} per rank, and A where it is not the largest. "
         "Faint lines join runs without write admission in order of host capacity."
     )
-    return Figure(tuple(panels), caption, key(names, repeats=any(one.repeats for one in figure.series)))
+    return Figure(tuple(panels), caption, key(names, repeated=repeated(figure.series)))
 
 
 def _makespan_by_prefill(series: Sequence[Series], rows: Sequence[RunRow], link: Link) -> Panel:

@@ -75,10 +75,10 @@ def _of_runs(
             reasons.setdefault(result.reason, []).append(one.row.name)
         else:
             found.append((one.row, result))
-    if not found:
-        return found, [_absent("; ".join(reasons) or "there are no runs")]
     if of_tiers:
         reasons = _of_rows([one.row for one in runs if one.row.admission != "recompute"], reasons)
+    if not found:
+        return found, [_absent("; ".join(reasons) or "there are no runs with a host tier")]
     return found, [_without(names, reason) for reason, names in reasons.items()]
 
 

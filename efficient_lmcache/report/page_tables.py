@@ -37,7 +37,7 @@ def runs(rows: Sequence[RunRow], link: Link) -> Html:
         Column("Restored"),
         Column("Stored"),
         Column("Preempt."),
-        Column("Declined (calls)"),
+        Column("Declined"),
         Column("Exact"),
     ]
     complete = [row for row in rows if row.status == "complete"]
@@ -61,7 +61,7 @@ def runs(rows: Sequence[RunRow], link: Link) -> Html:
     ]
     caption = (
         "Complete runs. Each is one replay on a fresh server with a cold cache; repeats are kept apart. "
-        "Tokens; restored (host → GPU) and stored (GPU → host) per rank. "
+        "Tokens; restored (host → GPU) and stored (GPU → host) per rank; declined calls. "
         "“÷ offload”: computed prefill relative to the offload run of the same tier and pool."
     )
     return table(caption, columns, cells) if cells else element("p", "No run is complete.", class_="absent")

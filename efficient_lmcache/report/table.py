@@ -162,7 +162,7 @@ def _row(run: Run, compared: dict[str, Any]) -> RunRow:
 def _configuration(admission: str, connector: str, kappa: int | None, theta: float | None) -> str:
     set_to = [f"κ = {kappa}"] if kappa is not None else []
     set_to += [f"θ = {theta:g}"] if theta is not None else []
-    name = _CONFIGURATIONS[admission] + (", LMCache's connector" if connector == "lmcache" else "")
+    name = _CONFIGURATIONS[admission] + (" (LMCache's)" if connector == "lmcache" else "")
     return ", ".join([name, *set_to])
 
 

@@ -87,7 +87,7 @@ def test_every_colour_is_named_for_light_and_for_dark():
 
 def test_a_key_shows_what_is_drawn_and_no_more():
     assert "Fixed" not in key(["none", "recompute"])
-    assert "hollow" in key(["none"], repeats=True)
+    assert "hollow" in key(["none"], repeated="none")
     assert "working-set" in key(["none"], shade=True)
 
 
