@@ -176,6 +176,17 @@ def test_without_a_vocabulary_the_highest_id_decides(tmp_path: Path) -> None:
         assert reader.manifest.vocab_size == 78
 
 
+def test_a_call_that_begins_while_the_stream_before_it_ends_overlaps_nothing(tmp_path: Path) -> None:
+    recorder = Recorder(RecordOptions(tmp_path / "T", **OPTIONS))
+    first = recorder.begin("a")
+    first.know_output()
+    second = recorder.begin("a")
+    first.finish(tokens(1), tokens(2))
+    second.finish(tokens(3), tokens(4))
+    recorder.close()
+    assert [len(calls) for calls in finished_trace(tmp_path / "T").values()] == [2]
+
+
 def test_a_label_that_looks_like_a_lane_or_an_inferred_task_does_not_collide(tmp_path: Path) -> None:
     recorder = Recorder(RecordOptions(tmp_path / "T", **OPTIONS))
     first, second = recorder.begin("a"), recorder.begin("a")

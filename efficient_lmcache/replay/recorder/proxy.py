@@ -230,6 +230,8 @@ class _Exchange:
             while data := await self._read():
                 unseen = answer.prompt is None
                 left = events.feed(data)
+                if answer.finished:
+                    call.know_output()
                 if events.ended:
                     _settle(call, answer)
                 if left:

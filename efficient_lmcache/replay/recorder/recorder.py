@@ -142,10 +142,9 @@ class Recorder:
             raise ValueError("a token id outside --vocab-size")
         return tokens if self._pseudonyms is None else self._pseudonyms.replace(tokens, task)
 
-    def _finish(self, task: str, start_s: float, prompt: Tokens, output: Tokens) -> None:
+    def _finish(self, task: str, start_s: float, end_s: float, prompt: Tokens, output: Tokens) -> None:
         tokens = self._shown(np.concatenate((prompt, output)), task)
         lane, keep = self._lanes.place(task, start_s, tokens[: len(prompt)])
-        end_s = max(self.now_s(), start_s)
         added, answer = tokens[keep : len(prompt)], tokens[len(prompt) :]
         self._write(CallRecord(task, lane, start_s, end_s, keep, _packed(added), _packed(answer)))
         self._lanes.remember(task, lane, end_s, tokens)
@@ -170,6 +169,7 @@ class LiveCall:
         self._start_s = start_s
         self._task = task
         self._salt = salt
+        self._end_s: float | None = None
         self._ended = False
 
     def know_prompt(self, prompt: Tokens) -> None:
@@ -178,6 +178,11 @@ class LiveCall:
             self._task = self._recorder._task_of(prompt, self._salt)
         self._recorder._prepare(prompt, self._task)
 
+    def know_output(self) -> None:
+        """The output has been seen whole: its client may send the next call before the stream's last event."""
+        if self._end_s is None:
+            self._end_s = self._recorder.now_s()
+
     def finish(self, prompt: Tokens, output: Tokens) -> None:
         """It was answered, with exactly these ids (uint32 [n] and [m], n, m >= 1); written when this returns."""
         if self._ended:
@@ -185,8 +190,10 @@ class LiveCall:
         try:
             if self._task is None:
                 self.know_prompt(prompt)
+            self.know_output()
             assert self._task is not None
-            self._recorder._finish(self._task, self._start_s, prompt, output)
+            assert self._end_s is not None
+            self._recorder._finish(self._task, self._start_s, self._end_s, prompt, output)
         except ValueError as error:
             self.leave_out(str(error))
         except _NotWritten:
