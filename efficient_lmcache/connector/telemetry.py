@@ -32,7 +32,7 @@ def worker_sink(options: ConnectorOptions, engine_id: str) -> ReportSink | None:
     if options.telemetry_transport == "local":
         return local
     deployment = options.telemetry_deployment
-    outbox = RedisOutbox(redis_settings(options), deployment)
+    outbox = RedisOutbox(_redis_settings(options), deployment)
     return BothSinks(local, RedisSink(outbox, redis_keys.tier_key(deployment, engine_id, rank=0)))
 
 
@@ -65,7 +65,8 @@ class SchedulerTelemetry:
         self.reports = self._poller = ReportPoller(either, options.report_read_interval_s)
 
     def _join_pool(self, options: ConnectorOptions, engine_id: str) -> ClusterView:
-        settings, deployment = redis_settings(options), options.telemetry_deployment
+        settings, deployment = _redis_settings(options), options.telemetry_deployment
+        _check_prerequisites(settings)
         view = ClusterView(on_bad_message=lambda: self._stats.count("telemetry_bad_messages"))
         keys = [redis_keys.tier_key(deployment, engine_id, rank=0), redis_keys.all_pools(deployment)]
         self._feed = RedisFeed(settings, deployment, keys, view.receive)
@@ -100,15 +101,18 @@ class SchedulerTelemetry:
                 part.close()
 
 
-def redis_settings(options: ConnectorOptions) -> RedisSettings:
-    """Raises OptionError as `SchedulerTelemetry` does."""
+def _redis_settings(options: ConnectorOptions) -> RedisSettings:
+    assert options.telemetry_redis_url is not None, "the options are checked"
+    return RedisSettings(options.telemetry_redis_url, options.telemetry_redis_password_file)
+
+
+def _check_prerequisites(settings: RedisSettings) -> None:
+    """What a user forgot should stop the start, once; a worker that lacks it does without Redis, and says so."""
     if importlib.util.find_spec("redis") is None:
         raise OptionError(
             f"kv_connector_extra_config: {PREFIX}telemetry.transport=redis needs the redis package: "
             "pip install 'efficient-lmcache[redis]'"
         )
-    assert options.telemetry_redis_url is not None, "the options are checked"
-    settings = RedisSettings(options.telemetry_redis_url, options.telemetry_redis_password_file)
     try:
         settings.password()
     except OSError as error:
@@ -116,4 +120,3 @@ def redis_settings(options: ConnectorOptions) -> RedisSettings:
             f"kv_connector_extra_config: {PREFIX}telemetry.redis_password_file cannot be read ({error}); "
             "allowed: null or a file with the password"
         ) from None
-    return settings

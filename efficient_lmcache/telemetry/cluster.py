@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from efficient_lmcache.core.observation import Observation
 from efficient_lmcache.core.tier import TierReport
@@ -50,7 +49,7 @@ class ClusterView:
             if channel is None:
                 raise ReportError("the key is none of a message")
             if payload:
-                self._put(channel, replace(_decoded(channel, payload), received_s=self._clock() - age_s))
+                self._put(channel, _decoded(channel, payload, self._clock() - age_s))
             else:
                 with self._lock:
                     self._messages.pop(channel, None)
@@ -99,14 +98,14 @@ class ClusterView:
             del self._messages[channel]
 
 
-def _decoded(channel: redis_keys.Channel, payload: bytes) -> TierReport | Observation:
+def _decoded(channel: redis_keys.Channel, payload: bytes, received_s: float) -> TierReport | Observation:
     """Raises ReportError."""
     seen: TierReport | Observation
     if channel.kind == "tier":
-        seen = report.decode(payload)
+        seen = report.decode(payload, received_s)
         rank = seen.rank
     else:
-        seen = observation.decode(payload)
+        seen = observation.decode(payload, received_s)
         rank = 0
     if (seen.engine_id, rank) != (channel.engine_id, channel.rank):
         raise ReportError("engine_id and rank are not those of the key")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import struct
 from typing import Any
 
@@ -35,8 +34,8 @@ def encode(observation: Observation) -> bytes:
     return wire.pack(FORMAT_VERSION, fields, MAX_OBSERVATION_BYTES)
 
 
-def decode(payload: bytes) -> Observation:
-    """The observation in `payload`, with `received_s` left at its default. Unknown fields are ignored.
+def decode(payload: bytes, received_s: float = float("-inf")) -> Observation:
+    """The observation in `payload`, stamped with the time of receipt. Unknown fields are ignored.
 
     Raises:
         ReportError: whatever else `payload` holds; no input raises anything else.
@@ -49,6 +48,7 @@ def decode(payload: bytes) -> Observation:
         task_hashes=hashes,
         hash_threshold=fields["hash_threshold"],
         pressure=fields.get("pressure"),
+        received_s=received_s,
         **{name: fields[name] for name in _COUNT_FIELDS},
     )
 
@@ -74,8 +74,8 @@ def _check(fields: dict[Any, Any]) -> tuple[int, ...]:
     if not isinstance(tasks, bytes) or len(tasks) % 8:
         raise ReportError(f"tasks is {tasks!r:.60}; it must be 8 bytes for every task")
     hashes = struct.unpack(f">{len(tasks) // 8}Q", tasks)
-    bounds = (-1, *hashes, fields["hash_threshold"])
-    if any(left >= right for left, right in itertools.pairwise(bounds)):
+    # An engine checks its whole pool's every second: no loop here.
+    if list(hashes) != sorted(set(hashes)) or (hashes and hashes[-1] >= fields["hash_threshold"]):
         raise ReportError("tasks do not ascend, or reach hash_threshold")
     if fields["hash_threshold"] < HASH_RANGE and len(hashes) < MAX_TASK_HASHES:
         raise ReportError(f"tasks are {len(hashes)}; hash_threshold allows for leaving some out of {MAX_TASK_HASHES}")

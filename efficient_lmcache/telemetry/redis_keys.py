@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import urllib.parse
+from functools import lru_cache
 from typing import NamedTuple
 
 DEPLOYMENT_PATTERN = r"[A-Za-z0-9._-]{1,64}"
@@ -48,6 +49,7 @@ def pool_key(deployment: str, engine_id: str) -> str:
     return f"{prefix(deployment)}pool:{_quoted(engine_id)}"
 
 
+@lru_cache(maxsize=1024)
 def parse(key: str) -> Channel | None:
     """The inverse of `tier_key` and `pool_key`; None for any other key."""
     match = re.fullmatch(rf"efficient-lmcache:{DEPLOYMENT_PATTERN}:(tier:[^:]+:[0-9]{{1,9}}|pool:[^:]+)", key)

@@ -39,8 +39,8 @@ def encode(report: TierReport) -> bytes:
     return wire.pack(FORMAT_VERSION, fields, MAX_PAYLOAD_BYTES)
 
 
-def decode(payload: bytes) -> TierReport:
-    """The report in `payload`, with `received_s` left at its default. Fields unknown to this version are ignored.
+def decode(payload: bytes, received_s: float = float("-inf")) -> TierReport:
+    """The report in `payload`, stamped with the time of receipt. Fields unknown to this version are ignored.
 
     Raises:
         ReportError: whatever else `payload` holds; no input raises anything else.
@@ -50,6 +50,7 @@ def decode(payload: bytes) -> TierReport:
     for name in _COUNT_FIELDS:
         wire.check_count(fields, name)
     try:
-        return TierReport(engine_id=fields["engine_id"], **{name: fields[name] for name in _COUNT_FIELDS})
+        counts = {name: fields[name] for name in _COUNT_FIELDS}
+        return TierReport(engine_id=fields["engine_id"], received_s=received_s, **counts)
     except ValueError as error:  # TierReport's own rules
         raise ReportError(str(error)) from None
