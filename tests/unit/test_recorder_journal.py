@@ -99,9 +99,24 @@ def test_a_clock_that_was_set_back_while_no_recorder_ran_opens_no_lane(
     assert [len(calls) for calls in finished_trace(options.out).values()] == [2]
 
 
-def test_a_damaged_key_is_named(tmp_path: Path) -> None:
+def test_a_private_journal_without_records_needs_no_key_yet(tmp_path: Path) -> None:
+    """As a kill between the two files' creation leaves it."""
     options = RecordOptions(tmp_path / "T", private=True, **OPTIONS)
     Recorder(options).close()
+    key_path(options.out).unlink()
+    recorder = Recorder(options)
+    record(recorder, "a", tokens(1), tokens(2))
+    recorder.close()
+    key = key_path(options.out).read_bytes()
+    Recorder(options).close()
+    assert key_path(options.out).read_bytes() == key
+
+
+def test_a_damaged_key_is_named(tmp_path: Path) -> None:
+    options = RecordOptions(tmp_path / "T", private=True, **OPTIONS)
+    recorder = Recorder(options)
+    record(recorder, "a", tokens(1), tokens(2))
+    recorder.close()
     key_path(options.out).write_bytes(b"short")
     with pytest.raises(JournalError, match=r"T\.key: has 5 bytes; the private journal's key has 32"):
         Recorder(options)
@@ -141,7 +156,9 @@ def test_a_private_recording_is_consistent_over_a_restart_and_its_key_goes_with_
 
 def test_a_private_journal_without_its_key_is_refused(tmp_path: Path) -> None:
     options = RecordOptions(tmp_path / "T", private=True, **OPTIONS)
-    Recorder(options).close()
+    recorder = Recorder(options)
+    record(recorder, "a", tokens(1), tokens(2))
+    recorder.close()
     key_path(options.out).unlink()
     with pytest.raises(JournalError, match=r"T\.key"):
         Recorder(options)

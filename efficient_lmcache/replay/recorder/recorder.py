@@ -83,11 +83,17 @@ class Recorder:
             header = _agreed_header(path, header)
         self._vocab_size = header.vocab_size
         self._pseudonyms = None
-        if header.private:
-            assert header.vocab_size is not None
-            self._pseudonyms = Pseudonyms(_secret_key(key_path(options.out), continued), header.vocab_size)
         self._journal = Journal(path, header)
-        latest_s = self._continue(path) if continued else 0.0
+        try:
+            latest_s = self._continue(path) if continued else 0.0
+            if header.private:
+                assert header.vocab_size is not None
+                # Nobody else changes the key of a journal that is ours.
+                key = _secret_key(key_path(options.out), is_new=self.tally == Tally())
+                self._pseudonyms = Pseudonyms(key, header.vocab_size)
+        except BaseException:
+            self._journal.close()
+            raise
         # The machine's clock may have been set back since an earlier process.
         self._monotonic_offset_s = max(time.time() - header.started_at, latest_s) - time.monotonic()
 
@@ -249,9 +255,9 @@ def _agreed_header(path: Path, asked: Header) -> Header:
     return header
 
 
-def _secret_key(path: Path, continued: bool) -> bytes:
-    """A new key in a file that only its owner can read, or that of the journal that is continued."""
-    if not continued:
+def _secret_key(path: Path, is_new: bool) -> bytes:
+    """A new key in a file that only its owner can read, or that of a journal that holds records."""
+    if is_new:
         key = secrets.token_bytes(KEY_BYTES)
         path.unlink(missing_ok=True)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
