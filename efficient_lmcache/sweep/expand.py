@@ -78,7 +78,7 @@ def read_subject(plan: Plan, trace: Path | None, model: Path | None) -> Subject:
     trace_path, model_path = trace or plan.trace, model or plan.model
     for name, value in (("trace", trace_path), ("model", model_path)):
         if value is None:
-            raise PlanError(f"{plan.name}: the plan names no {name}; pass --{name}")
+            raise PlanError(f"the plan names no {name}; pass --{name}")
     assert trace_path is not None
     assert model_path is not None
     facts = read_model(model_path, plan.server.tensor_parallel)
@@ -103,11 +103,9 @@ def expand(plan: Plan, subject: Subject, out: Path) -> list[PlannedRun]:
                     options = _options(plan, subject, values, out / "runs" / name)
                     context_tokens = max_model_len_tokens(options, subject.model, subject.longest_tokens)
                 except ReplayOptionError as error:
-                    raise PlanError(f"{plan.name}: runs[{number}], {name}: {error}") from error
+                    raise PlanError(f"runs[{number}], {name}: {error}") from error
                 if any(run.name == name for run in runs):
-                    raise PlanError(
-                        f"{plan.name}: runs[{number}]: {name} is planned already; use repeats to run it again"
-                    )
+                    raise PlanError(f"runs[{number}]: {name} is planned already; use repeats to run it again")
                 runs.append(PlannedRun(name, repeat, options, context_tokens))
     return runs
 
@@ -123,6 +121,8 @@ def _options(plan: Plan, subject: Subject, values: dict[str, Any], out: Path) ->
     pool = values["active_pool"]
     gamma_h = values.pop("gamma_h", None)
     if gamma_h is not None:
+        if min(pool, subject.trace.totals.tasks) == 1:
+            raise ReplayOptionError("gamma_h sizes no tier for a single agent, which has no working set; give host_gib")
         values["host_gib"] = subject.working_set_bytes(pool) / gamma_h / _GIB
     return RunOptions(
         **{

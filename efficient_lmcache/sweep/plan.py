@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -12,9 +14,10 @@ from efficient_lmcache.replay.options import DEFAULT_BLOCK_TOKENS
 from efficient_lmcache.sweep.requirements import Requirements
 
 T = TypeVar("T")
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(gt=0, le=1)]
+# Strict, since YAML reads yes as true, which would count as 1.
+Count = Annotated[int, Field(ge=1, strict=True)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+Share = Annotated[float, Field(gt=0, le=1, strict=True)]
 
 
 class PlanError(ValueError):
@@ -62,7 +65,7 @@ class ServerPlan(_Section):
 class ReplayPlan(_Section):
     """How agents are replayed; see `replay.driver.DriverOptions`."""
 
-    time_scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    time_scale: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)] = 1.0
     label_tasks: bool = True
     call_timeout_s: Positive = 3600.0
 
@@ -98,8 +101,8 @@ class Matrix(_Section):
     host_gib: Many[Positive] | None = None
     gamma_h: Many[Positive] | None = None
     connector: Many[Literal["efficient", "lmcache"]] = ("efficient",)
-    write_threshold_chunks: Many[Annotated[int, Field(ge=0)]] | None = None
-    occupancy_threshold: Many[Annotated[float, Field(ge=0, le=1)]] | None = None
+    write_threshold_chunks: Many[Annotated[int, Field(ge=0, strict=True)]] | None = None
+    occupancy_threshold: Many[Annotated[float, Field(ge=0, le=1, strict=True)]] | None = None
     gpu_kv_tokens: Many[Count] | None = None
     gpu_memory_utilization: Many[Share] | None = None
     prefix_caching: Many[bool] = (True,)
@@ -135,6 +138,17 @@ class Plan(_Section):
     runs: Annotated[tuple[Matrix, ...], Field(min_length=1)]
 
 
+def _repeated_keys(node: Any) -> Iterator[str]:
+    """YAML allows a key once; PyYAML silently takes the last."""
+    children = node.value if isinstance(node, yaml.SequenceNode) else []
+    if isinstance(node, yaml.MappingNode):
+        names = Counter(key.value for key, _ in node.value)
+        yield from (f"{name} is given {count} times" for name, count in names.items() if count > 1)
+        children = [value for _, value in node.value]
+    for child in children:
+        yield from _repeated_keys(child)
+
+
 def load_plan(path: Path) -> Plan:
     """Read a plan; `trace` and `model` are then absolute, or None where the plan leaves them to the command line.
 
@@ -142,11 +156,14 @@ def load_plan(path: Path) -> Plan:
         PlanError: naming the file, the key and what is allowed.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content, repeated = yaml.safe_load(text), next(_repeated_keys(yaml.compose(text, yaml.SafeLoader)), None)
     except OSError as error:
         raise PlanError(f"{path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    if repeated:
+        raise PlanError(f"{path}: {repeated}")
     if not isinstance(content, dict):
         raise PlanError(f"{path}: a plan is a mapping with the keys {', '.join(Plan.model_fields)}")
     try:
@@ -167,7 +184,7 @@ def _first_problem(error: ValidationError) -> str:
         return f"{where} is missing"
     if first["type"] == "value_error":
         return f"{where or 'plan'}: {first['ctx']['error']}"
-    return f"{where} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    return f"{where} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}".replace("tuple", "list")
 
 
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:

@@ -12,6 +12,8 @@ from efficient_lmcache.sweep.expand import PlannedRun, Subject
 from efficient_lmcache.sweep.plan import Plan, PlanError
 from efficient_lmcache.sweep.state import SweepState, now
 
+_UNPREDICTED = "not predicted: runs whose GPU cache vLLM sizes itself (give gpu_kv_tokens) or does not use"
+
 
 def predict_runs(state: SweepState, plan: Plan, subject: Subject, runs: Sequence[PlannedRun]) -> None:
     """Fill `state.predictions` and let every run that can be predicted point to its own; repeats share one.
@@ -42,7 +44,7 @@ def predict_runs(state: SweepState, plan: Plan, subject: Subject, runs: Sequence
             run.prediction = known[configuration]
             progress(done, len(runs))
     if any(run.prediction is None for run in state.runs):
-        state.prediction_notes.append("not predicted: runs whose GPU cache vLLM sizes itself (give gpu_kv_tokens)")
+        state.prediction_notes.append(_UNPREDICTED)
 
 
 def _configuration(options: RunOptions) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from efficient_lmcache.replay.server import ServerOptions, serve_command
 from efficient_lmcache.replay.signals import interrupt, on_ending_signal
 from efficient_lmcache.sweep.estimate import Estimate, duration
 from efficient_lmcache.sweep.expand import PlannedRun, Subject, expand, read_subject
-from efficient_lmcache.sweep.plan import Plan, load_plan
+from efficient_lmcache.sweep.plan import Plan, PlanError, load_plan
 from efficient_lmcache.sweep.predictions import predict_runs
 from efficient_lmcache.sweep.requirements import check, observe
 from efficient_lmcache.sweep.state import (
@@ -71,9 +71,12 @@ def prepare(options: SweepOptions, closing: ExitStack) -> Prepared:
         PlanError, ReplayOptionError, TraceError: nothing has been created.
     """
     plan = load_plan(options.plan)
-    subject = read_subject(plan, options.trace, options.model)
-    closing.enter_context(subject.trace)
-    return Prepared(plan, subject, expand(plan, subject, options.out))
+    try:
+        subject = read_subject(plan, options.trace, options.model)
+        closing.enter_context(subject.trace)
+        return Prepared(plan, subject, expand(plan, subject, options.out))
+    except PlanError as error:
+        raise PlanError(f"{options.plan}: {error}") from error
 
 
 def run_sweep(

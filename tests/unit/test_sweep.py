@@ -27,6 +27,7 @@ from efficient_lmcache.replay.cli_replay import app as replay_app
 from efficient_lmcache.replay.options import RunOptions
 from efficient_lmcache.replay.synthesize import Workload, synthesize
 from efficient_lmcache.replay.trace import NoTraceError
+from efficient_lmcache.sweep.plan import PlanError
 from efficient_lmcache.sweep.state import SweepError, SweepState, load, only_sweep_in
 from efficient_lmcache.sweep.sweep import SweepOptions, run_sweep
 
@@ -317,6 +318,12 @@ def test_a_printed_command_means_the_run_it_was_printed_for(plan: Path, monkeypa
     monkeypatch.setattr("efficient_lmcache.replay.cli_replay.run_replay", remember)
     CliRunner().invoke(replay_app, run.command()[2:])
     assert seen == [run]
+
+
+def test_a_plan_that_cannot_be_run_is_named_with_its_file(plan: Path) -> None:
+    write_plan(plan.parent, server={"gpu_kv_tokens": 128})
+    with pytest.raises(PlanError, match=rf"{plan}: runs\[0\], a2-recompute: --gpu-kv-tokens is 128"):
+        sweep(plan)
 
 
 def test_user_errors_are_one_line(plan: Path) -> None:

@@ -95,6 +95,8 @@ def test_paths_of_a_plan_are_relative_to_it(tmp_path: Path) -> None:
     ("changed", "message"),
     [
         ({"runs": []}, "runs is .*at least 1"),
+        ({"runs": None}, "runs is None: input should be a valid list"),
+        ({"runs": [{**RUNS[0], "active_pool": True}]}, r"runs\[0\]\.active_pool\[0\] is True: .*valid integer"),
         ({"speed": 1}, "speed is not a key of a plan; allowed there: name, trace"),
         ({"server": {"chunks": 1}}, r"server\.chunks is not a key of a plan; allowed there: gpu_kv_tokens, gamma_g"),
         ({"server": {"chunk_tokens": "many"}}, r"server\.chunk_tokens is 'many': input should be a valid integer"),
@@ -114,7 +116,15 @@ def test_what_a_plan_may_not_say_is_named(changed: dict[str, Any], message: str,
     assert str(raised.value).startswith(str(tmp_path / "plan.yaml"))
 
 
-@pytest.mark.parametrize(("text", "message"), [("- 1", "a plan is a mapping"), ("a: [", "not YAML"), (None, "No such")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- 1", "a plan is a mapping"),
+        ("a: [", "not YAML"),
+        ("name: a\nruns: []\nruns: []", "runs is given 2 times"),
+        (None, "No such"),
+    ],
+)
 def test_a_file_that_is_no_plan_is_named(text: str | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     if text is not None:
@@ -126,11 +136,14 @@ def test_a_file_that_is_no_plan_is_named(text: str | None, message: str, tmp_pat
 def test_a_run_planned_twice_and_an_impossible_one_are_refused(tmp_path: Path, trace: Path, model: Path) -> None:
     with pytest.raises(PlanError, match=r"runs\[1\]: a2-none-1gib is planned already; use repeats"):
         runs_of(tmp_path, trace, model, runs=RUNS * 2)
+    alone = {"admission": "none", "active_pool": 1, "gamma_h": 2}
+    with pytest.raises(PlanError, match=r"runs\[0\], a1-none-g2: gamma_h sizes no tier for a single agent"):
+        runs_of(tmp_path, trace, model, runs=[alone])
     impossible = {**RUNS[0], "admission": "fixed", "connector": "lmcache"}
     with pytest.raises(PlanError, match=r"runs\[0\], a2-fixed-lmcache-1gib.*no write admission|no write admission"):
         runs_of(tmp_path, trace, model, runs=[impossible])
 
 
 def test_a_plan_without_a_trace_says_how_to_name_one(tmp_path: Path, model: Path) -> None:
-    with pytest.raises(PlanError, match="tiny: the plan names no trace; pass --trace"):
+    with pytest.raises(PlanError, match="the plan names no trace; pass --trace"):
         read_subject(load_plan(write(tmp_path, runs=RUNS)), None, model)
