@@ -27,5 +27,5 @@ fi
 status=0
 "${elm[@]}" replay sweep "deploy/reproduce/$plan.yaml" --trace "$out/agents.trace" --model "$out/model" \
     --out "$out/sweep" --resume || status=$?
-[ "$status" -gt 1 ] || "${elm[@]}" report "$out/sweep" --trace "$out/agents.trace" -o "$out/report.html"
+[ "$status" -gt 1 ] || "${elm[@]}" report "$out/sweep" --trace "$out/agents.trace" -o "$out/report.html" --force
 exit "$status"

@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 from efficient_lmcache.cli import app
 from efficient_lmcache.replay.cli_replay import app as replay_app
 from efficient_lmcache.replay.options import RunOptions
+from efficient_lmcache.replay.rundir import RunDirectory
 from efficient_lmcache.replay.synthesize import Workload, synthesize
 from efficient_lmcache.replay.trace import NoTraceError
 from efficient_lmcache.sweep.plan import PlanError
@@ -255,6 +256,19 @@ def test_a_full_disk_ends_the_sweep_in_one_line_and_loses_nothing(finished: Path
     assert "the sweep stopped: [Errno 28] No space left on device; finished runs are kept" in result.output
     (out / "sweep.partial").unlink()
     assert [run.status for run in sweep(finished, resume=True).runs] == [run.status for run in begun.runs]
+
+
+def test_a_disk_that_fills_during_a_run_ends_the_sweep(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnAFullDisk(RunDirectory):
+        def __init__(self, path: Path) -> None:
+            super().__init__(path)
+            self.calls = Path("/dev/full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("efficient_lmcache.replay.run.RunDirectory", OnAFullDisk)
+        with pytest.raises(SweepError, match=r"the sweep stopped: \[Errno 28\] No space left on device"):
+            sweep(plan)
+    assert [run.status for run in load(plan.parent / "out").runs] == ["failed", "pending"]
 
 
 def test_a_machine_that_lacks_what_the_plan_needs_runs_nothing(plan: Path) -> None:
