@@ -104,22 +104,22 @@ def _predictions(analyses: Analyses, link: Link) -> tuple[Part, ...]:
     found = analyses.predictions
     if isinstance(found, Absent):
         return (_absent(found.reason),)
-    by_name = {(one.row.name, one.row.repeat): one.row for one in analyses.runs}
+    estimates = {one.row.directory: one.row.working_set_gib_per_rank for one in analyses.runs}
 
     def address(run: PredictedRun) -> str | None:
-        row = by_name.get((run.run, run.repeat))
-        return link(row.directory) if row else None
+        return None if run.directory is None else link(run.directory)
 
-    parts: list[Part] = [_text("What the capacity model said before each run began, and what the run then counted.")]
-    pools_of = sorted({run.active_pool for run in found}, reverse=True)
-    for pool in pools_of:
-        runs = [run for run in found if run.active_pool == pool]
-        rows = (by_name.get((run.run, run.repeat)) for run in runs)
-        estimate = next((row.working_set_gib_per_rank for row in rows if row), None)
-        if len(pools_of) > 1:
-            parts.append(element("h4", f"A = {pool}"))
-        parts.append(predicted(runs, estimate, address))
-    return (*parts, tables.predictions(found, address))
+    groups: dict[tuple[str, int], list[PredictedRun]] = {}
+    for run in found:
+        groups.setdefault((run.sweep_directory, -run.active_pool), []).append(run)
+    several = len({sweep for sweep, _ in groups}) > 1
+    drawn = []
+    for (sweep, pool), runs in sorted(groups.items()):
+        estimate = next((estimates[run.directory] for run in runs if run.directory is not None), None)
+        whose = f"{runs[0].sweep} ({sweep}), " if several else ""
+        drawn.append((f"{whose}A = {-pool}", predicted(runs, estimate, address)))
+    said = _text("What the capacity model said before each run began, and what the run then counted.")
+    return (said, *_headed(drawn), tables.predictions(found, address))
 
 
 def _capacity(analyses: Analyses, link: Link) -> tuple[Part, ...]:

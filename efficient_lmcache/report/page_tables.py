@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from efficient_lmcache.report.condensers import CondenserRow
 from efficient_lmcache.report.figures import MARKS, mark_name, swatch, tier_text
@@ -74,12 +75,12 @@ def unfinished(inputs: Inputs, rows: Sequence[RunRow], link: Link) -> list[Html]
         for row in rows
         if row.status != "complete"
     ]
-    known = {row.name for row in rows}
+    known = {Path(row.directory).resolve() for row in rows}
     cells += [
         [str(entry["name"]), str(entry["status"]), "–", str(entry.get("error") or "not run yet")]
         for sweep in inputs.sweeps
         for entry in sweep.record["runs"]
-        if entry["name"] not in known and entry["status"] != "complete"
+        if (sweep.path / entry["directory"]).resolve() not in known and entry["status"] != "complete"
     ]
     if not cells:
         return []

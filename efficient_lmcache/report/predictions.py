@@ -42,6 +42,8 @@ class PredictedRun:
 
     Attributes:
         sweep, run: names.
+        sweep_directory: of the sweep.
+        directory: of the run, as in the table; None until it has begun.
         connector, write_threshold_chunks, occupancy_threshold: of the run; the connector does not change a prediction.
         created_at: when the prediction was made; `older` says whether that was before the run started (None: not yet).
         capacity_chunks: K_H.
@@ -50,7 +52,9 @@ class PredictedRun:
     """
 
     sweep: str
+    sweep_directory: str
     run: str
+    directory: str | None
     repeat: int
     status: str
     active_pool: int
@@ -111,7 +115,9 @@ def _predicted_run(sweep: Sweep, entry: dict[str, Any], prediction: dict[str, An
 
     return PredictedRun(
         sweep=sweep.name,
+        sweep_directory=str(sweep.path),
         run=entry["name"],
+        directory=row.directory if row else None,
         repeat=entry["repeat"],
         status=entry["status"],
         active_pool=prediction["active_pool"],

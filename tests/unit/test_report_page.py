@@ -177,6 +177,20 @@ def test_thresholds_and_connectors_are_told_apart_wherever_runs_are_drawn(tmp_pa
     assert any("κ" in note["text"] for note in scatter["layout"]["annotations"])
 
 
+def test_sweeps_with_runs_of_the_same_names_are_not_mixed_up(tmp_path):
+    runs = (SweepRun("none", gamma_h=2.3), SweepRun("none", gamma_h=0.5, status="pending"))
+    sweeps = [write_sweep(tmp_path / name, runs, tasks=tasks) for name, tasks in (("one", 8), ("two", 9))]
+    out = tmp_path / "report.html"
+    write_report(sweeps, out, [])
+    page = Page(out.read_text())
+    for name in ("one", "two"):
+        figure = next(one for _, one in page.figures.items() if f"./{name}/runs/a8-none-2.3/" in json.dumps(one))
+        assert f"./{'two' if name == 'one' else 'one'}/" not in json.dumps(figure)
+    assert page.visible.count("a8-none-0.5 pending") == 2
+    predicted = [name for name in page.figures if name.startswith("predictions")]
+    assert len(predicted) == 4  # two panels for each sweep
+
+
 def test_a_line_has_one_dash_in_all_panels(tmp_path):
     runs = tuple(SweepRun("conditioned", gamma_h=gamma) for gamma in (0.55, 2.3, 1.5))
     page = page_of(write_sweep(tmp_path / "sweep", runs, tasks=9))
