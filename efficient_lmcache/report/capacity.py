@@ -79,6 +79,19 @@ def pool_ratios(rows: Sequence[RunRow], times: Mapping[str, ServerTimes | Absent
     return tuple(ratios)
 
 
+def first_runs(series: Sequence[Series], pool: int) -> list[RunRow]:
+    """One run per admission and tier, of our connector where both ran; without those of other thresholds."""
+    rows = [
+        row
+        for one in series
+        if one.active_pool == pool
+        for row in one.line
+        if row.write_threshold_chunks is None and row.occupancy_threshold is None
+    ]
+    rows.sort(key=lambda row: row.connector != "lmcache")
+    return list({(row.admission, row.host_gib_per_rank): row for row in rows}.values())
+
+
 def _complete_by_trace(rows: Sequence[RunRow]) -> list[list[RunRow]]:
     groups: dict[str | None, list[RunRow]] = {}
     for row in rows:

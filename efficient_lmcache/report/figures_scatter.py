@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from efficient_lmcache.report.capacity import CapacityFigure, Series
+from efficient_lmcache.report.capacity import CapacityFigure, Series, first_runs
 from efficient_lmcache.report.figures import Figure, Panel, key, mark_name, tier_number, time_unit, token_unit
 from efficient_lmcache.report.figures_runs import Link, repeated, row_points, thresholds_text
 from efficient_lmcache.report.table import RunRow
@@ -64,12 +64,7 @@ def _makespan_by_prefill(series: Sequence[Series], rows: Sequence[RunRow], link:
 def _thread(
     series: Sequence[Series], pool: int, x: Callable[[RunRow], Any], y: Callable[[RunRow], Any]
 ) -> dict[str, Any]:
-    rows = [
-        row
-        for one in series
-        if one.active_pool == pool and one.admission in ("recompute", "none") and one.connector != "lmcache"
-        for row in one.line
-    ]
+    rows = [row for row in first_runs(series, pool) if row.admission in ("recompute", "none")]
     rows.sort(key=lambda row: row.host_gib_per_rank)
     shown = [row for row in rows if x(row) is not None and y(row) is not None]
     return {

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from efficient_lmcache.report.analyses import Analyses
-from efficient_lmcache.report.capacity import CapacityFigure, PoolRatio
+from efficient_lmcache.report.capacity import PoolRatio, first_runs
 from efficient_lmcache.report.figures import tier_text
 from efficient_lmcache.report.figures_predictions import verdict
-from efficient_lmcache.report.figures_runs import gamma_text, percent, seconds_text, thresholds_text, tokens_text
+from efficient_lmcache.report.figures_runs import gamma_text, percent, seconds_text, tokens_text
 from efficient_lmcache.report.markup import Html, element, joined
 from efficient_lmcache.report.predictions import PredictedRun
 from efficient_lmcache.report.runs import Absent
@@ -23,20 +23,13 @@ def reading(analyses: Analyses) -> list[Html]:
     for figure in analyses.capacity:
         whose = f"{figure.trace_name}: " if len(analyses.capacity) > 1 else ""
         for pool in sorted({one.active_pool for one in figure.series}, reverse=True):
-            rows = _first_runs(figure, pool)
+            rows = first_runs(figure.series, pool)
             found += [joined((whose, said)) for said in (*_capacity(rows, pool), *_admission(rows))]
     if not isinstance(analyses.pools, Absent):
         found += _pools(analyses.pools)
     if not isinstance(analyses.predictions, Absent):
         found += _predictions(analyses.predictions)
     return [*found, _exactness([one.row for one in analyses.runs])]
-
-
-def _first_runs(figure: CapacityFigure, pool: int) -> list[RunRow]:
-    """One per admission and tier, of our connector where both ran; without those of other thresholds."""
-    rows = [row for one in figure.series if one.active_pool == pool for row in one.line if not thresholds_text(row)]
-    rows.sort(key=lambda row: row.connector != "lmcache")
-    return list({(row.admission, row.host_gib_per_rank): row for row in rows}.values())
 
 
 def _say(text: str, *strong: object) -> Html:

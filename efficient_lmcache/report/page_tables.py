@@ -90,7 +90,7 @@ def unfinished(inputs: Inputs, rows: Sequence[RunRow], link: Link) -> list[Html]
         Column("Exact outputs"),
         Column("Why", number=False),
     ]
-    return [table("Runs that are not complete. No figure shows them.", columns, cells)]
+    return [table("Runs that are not complete. Figures of makespan and tokens leave them out.", columns, cells)]
 
 
 def predictions(found: Sequence[PredictedRun], address: Callable[[PredictedRun], str | None]) -> Html:
