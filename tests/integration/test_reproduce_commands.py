@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from argparse import Namespace
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from paper_models import paper_model
+from serve_arguments import Parse, serve_parser
 
 from efficient_lmcache.connector.serve import with_connector
 from efficient_lmcache.replay.synthesize import Workload, synthesize
@@ -22,25 +21,11 @@ pytestmark = pytest.mark.integration
 
 PLANS = sorted((Path(__file__).parents[2] / "deploy" / "reproduce").glob("[28]x*.yaml"))
 every_plan = pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
-Parse = Callable[[list[str]], Namespace]
 
 
 @pytest.fixture(scope="module")
 def parse() -> Parse:
-    """What `vllm serve` makes of its arguments; the parser exits for what it does not accept."""
-    pytest.importorskip("vllm")
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    parser = make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
-
-    def parsed(arguments: list[str]) -> Namespace:
-        args: Namespace = parser.parse_args(arguments)
-        args.model = args.model_tag  # as `vllm serve` does before it validates
-        validate_parsed_serve_args(args)
-        return args
-
-    return parsed
+    return serve_parser()
 
 
 @pytest.fixture(scope="module")
