@@ -78,7 +78,7 @@ def export(
     """Serve the cluster view to Prometheus until it is stopped. Redis may come and go."""
     from prometheus_client import CollectorRegistry, start_http_server
 
-    from efficient_lmcache.telemetry.exporter import ClusterCollector
+    from efficient_lmcache.telemetry.exporter import ClusterCollector, in_plain_text
 
     stopping = threading.Event()
     # As the first process of a container, nothing else would end it.
@@ -91,6 +91,7 @@ def export(
             server, thread = start_http_server(port, address, registry)
         except OSError as error:
             raise OSError(f"cannot listen on {address}:{port} ({error.strerror})") from None
+        server.set_app(in_plain_text(server.get_app()))
         typer.echo(f"deployment {deployment} at {name}: http://{address}:{server.server_port}/metrics", err=True)
         stopping.wait()
         server.shutdown()

@@ -36,6 +36,17 @@ REDIS_UP = ("redis_up", "1 while the exporter hears Redis.")
 BAD_MESSAGES = ("bad_messages", "Messages that were no telemetry, and were ignored.")
 
 
+def in_plain_text(app: Any) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
+    """`app`, as if nobody asked for OpenMetrics, in which prometheus_client writes colons of names as underscores."""
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        environ.pop("HTTP_ACCEPT", None)
+        body: Iterable[bytes] = app(environ, start_response)
+        return body
+
+    return answer
+
+
 class ClusterCollector(Collector):
     """Asks for the status at every scrape. An engine that is not in it has no series, rather than old ones."""
 
