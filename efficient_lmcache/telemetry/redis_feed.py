@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from redis import Redis
     from redis.client import PubSub
 
+#: Messages are taken in batches: waking up for each costs more than the message.
+_PAUSE_S = 0.25
 _IDLE_S = 1.0
 _SILENCE_S = 5.0
 _CLOSE_TIMEOUT_S = 5.0
@@ -129,12 +131,16 @@ class RedisFeed:
                 self._receive(key.decode(errors="replace"), payload, max(age_s, 0.0))
 
     def _receive_messages(self, pubsub: PubSub) -> None:
+        connection: Any = pubsub.connection
         heard_s = time.monotonic()
         while not self._stopping.is_set():
+            # The timeout is also that of every further part of a large message.
             message: Any = pubsub.get_message(timeout=_IDLE_S)
             if message is not None:
                 heard_s = time.monotonic()
                 self._take(message)
+                if not connection.can_read(timeout=0):
+                    self._stopping.wait(_PAUSE_S)
             elif time.monotonic() - heard_s > _SILENCE_S:
                 raise RedisFailure(f"no answer for {_SILENCE_S:g} s")
             else:

@@ -221,6 +221,25 @@ def faults(model: str, decision_log: str) -> dict[str, Any]:
     return {"served": served, "messages": messages, "state": engine.state_left()}
 
 
+def telemetry_over_redis(model: str, redis_url: str, kill_pid: int) -> dict[str, Any]:
+    """Two tasks of a pool that another engine shares; then Redis is killed."""
+    options = {"telemetry.transport": "redis", "telemetry.redis_url": redis_url}
+    engine = Engine(model, options={**options, "report_interval_s": 0.1, "report_max_age_s": 1.0})
+    prompts, tasks = random_prompts(2, 3 * CHUNK_TOKENS), ["1", "2"]
+    outputs = engine.generate(prompts, task_ids=tasks)
+
+    def metrics_later() -> dict[str, float]:
+        time.sleep(5.0)
+        engine.forget_gpu()
+        # Statistics leave the engine with its steps.
+        outputs.extend(engine.generate(prompts, task_ids=tasks))
+        return engine.metrics()
+
+    shared = metrics_later()
+    os.kill(kill_pid, signal.SIGKILL)
+    return {"shared": shared, "alone": metrics_later(), "outputs": outputs, "state": engine.state_left()}
+
+
 def start_with_bad_option(model: str) -> str:
     try:
         Engine(model, options={"admission": "sometimes"})

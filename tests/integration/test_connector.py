@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections import Counter
 
 import fresh_process
 import pytest
+from telemetry_engine import TelemetryEngine
 
 pytestmark = pytest.mark.integration
 
@@ -93,6 +95,41 @@ def test_a_redis_killed_mid_run_loses_no_request(small_model, redis_server):
     assert len(result["after_kill"]) == 8
     assert all(len(output) == 4 for output in result["after_kill"])
     assert result["after_kill"][:4] == result["outputs"]
+
+
+def test_an_engine_shares_a_pool_and_outlives_its_redis(small_model, redis_server):
+    other, done = TelemetryEngine("engine/other", redis_server.url), threading.Event()
+
+    def serve():
+        while not done.wait(2.0):
+            for task in "23":
+                other.decide(task, prompt_tokens=1536)
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    try:
+        result = fresh_process.run(
+            "connector_scenarios:telemetry_over_redis",
+            model=small_model,
+            redis_url=redis_server.url,
+            kill_pid=redis_server.process.pid,
+        )
+    finally:
+        done.set()
+        serving.join()
+        other.close()
+
+    def pool(metrics: dict[str, float]) -> list[float]:
+        names = ("pool_engines", "pool_active_tasks", "telemetry_redis_up", "telemetry_bad_messages_total")
+        return [metrics[f"efficient_lmcache:{name}"] for name in names]
+
+    assert pool(result["shared"]) == [2, 3, 1, 0]
+    # Prompts of 768 tokens here, of 1536 there.
+    assert 768 < result["shared"]["efficient_lmcache:pool_mean_prompt_tokens"] < 1536
+    assert pool(result["alone"]) == [1, 2, 0, 0]
+    assert result["alone"]["efficient_lmcache:decisions_stale_report_total"] <= 2  # those of the start
+    assert result["outputs"][:2] == result["outputs"][2:4] == result["outputs"][4:6]
+    assert set(result["state"].values()) == {0}
 
 
 def test_broken_telemetry_admission_and_deduplication_lose_no_request_and_say_so_once(small_model, tmp_path):
