@@ -6,7 +6,7 @@ ready := .venv/ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint browser miniature nightly clean
+.PHONY: help setup demo test lint test-tools miniature nightly clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -24,11 +24,11 @@ lint: $(ready) ## check style and types
 	@$(python) -m ruff format --check .
 	@$(python) -m mypy
 
-test: lint browser ## lint, then all tests; one of them: make test ARGS=tests/unit/test_trace.py
-	@$(python) -m pytest $(ARGS)
+test: lint test-tools ## lint, then all tests; one of them: make test ARGS=tests/unit/test_trace.py
+	@PATH="$(CURDIR)/.venv/tools/usr/bin:$$PATH" $(python) -m pytest $(ARGS)
 
-browser: # the report's page is tested in a real one
-	@bash scripts/browser.sh
+test-tools: # a browser for the report's page, promtool for the alerts
+	@bash scripts/test_tools.sh
 
 miniature nightly: $(ready) ## the paper's 17 runs on two CPU cores (hours), or a subset (20 minutes); needs ../shared
 	@bash scripts/miniature.sh $@ runs/$@
