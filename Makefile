@@ -30,7 +30,7 @@ test: lint test-tools ## lint, then all tests; one of them: make test ARGS=tests
 test-tools: # a browser for the report's page, promtool for the alerts
 	@bash scripts/test_tools.sh
 
-miniature nightly: $(ready) ## the paper's 17 runs on two CPU cores (hours), or a subset (20 minutes); needs ../shared
+miniature nightly: $(ready) ## the paper's 17 runs on two CPU cores (hours), or a subset; needs ../shared
 	@bash scripts/miniature.sh $@ runs/$@
 
 clean: ## remove .venv and all caches; runs/ stays

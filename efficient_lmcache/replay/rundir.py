@@ -17,7 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
+
+from efficient_lmcache.replay.stored import read_stored
 
 SCHEMA = "efficient-lmcache-run/1"
 
@@ -182,18 +184,4 @@ def read_record(path: Path) -> dict[str, Any]:
     Raises:
         RunDirectoryError: it is absent, not JSON, of another schema, or lacks or garbles a field.
     """
-    file = path / "run.json"
-    try:
-        record = json.loads(file.read_text())
-    except OSError as error:
-        raise RunDirectoryError(f"{file}: {error.strerror}; expected a directory made by `replay run`") from error
-    except ValueError as error:
-        raise RunDirectoryError(f"{file}: not JSON ({error})") from error
-    schema = record.get("schema") if isinstance(record, dict) else None
-    if schema != SCHEMA:
-        raise RunDirectoryError(f"{file}: its schema is {schema!r}; only {SCHEMA!r} can be read")
-    try:
-        return _RECORD.validate_python(record).to_json()
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise RunDirectoryError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    return read_stored(path / "run.json", SCHEMA, _RECORD, "replay run", RunDirectoryError).to_json()

@@ -20,7 +20,7 @@ class Estimate:
 
     Attributes:
         expected_s: of each run by name, server start included; empty where nothing predicted it.
-        correction: measured over expected seconds of the runs so far.
+        measured_s, measured_expected_s: of the runs so far; their ratio corrects what is left.
     """
 
     disk_bytes: int

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from efficient_lmcache.replay.options import RunOptions
 from efficient_lmcache.replay.progress_bar import progress_bar
 from efficient_lmcache.sweep.expand import PlannedRun, Subject
 from efficient_lmcache.sweep.plan import Plan, PlanError
 from efficient_lmcache.sweep.state import SweepState, now
+
+if TYPE_CHECKING:
+    from efficient_lmcache.sizing.prediction import Predictor
+    from efficient_lmcache.sizing.workload import Workload
 
 _UNPREDICTED = "not predicted: runs whose GPU cache vLLM sizes itself (give gpu_kv_tokens) or does not use"
 
@@ -25,8 +29,7 @@ def predict_runs(state: SweepState, plan: Plan, subject: Subject, runs: Sequence
     """
     if importlib.util.find_spec("numba") is None:
         raise PlanError("predictions need numba; pip install 'efficient-lmcache[sizing]'")
-    from efficient_lmcache.sizing.prediction import Predictor
-
+    workload: Workload | None = None
     predictors: dict[tuple[int, int], Predictor] = {}
     known: dict[tuple[Any, ...], int] = {}
     with progress_bar("predicting", "runs") as progress:
@@ -37,8 +40,11 @@ def predict_runs(state: SweepState, plan: Plan, subject: Subject, runs: Sequence
             configuration = _configuration(options)
             if configuration not in known:
                 pool = (options.active_pool, options.gpu_kv_tokens)
+                if workload is None:
+                    workload = _workload(subject, options)
+                    state.prediction_notes += workload.notes
                 if pool not in predictors:
-                    predictors[pool] = _predictor(state, plan, subject, options)
+                    predictors[pool] = _predictor(workload, plan, subject, options)
                 known[configuration] = len(state.predictions)
                 state.predictions.append(_predict(predictors[pool], options))
             run.prediction = known[configuration]
@@ -58,13 +64,17 @@ def _configuration(options: RunOptions) -> tuple[Any, ...]:
     )
 
 
-def _predictor(state: SweepState, plan: Plan, subject: Subject, options: RunOptions) -> Any:
-    from efficient_lmcache.sizing.pool import PoolModel
-    from efficient_lmcache.sizing.prediction import Predictor
+def _workload(subject: Subject, options: RunOptions) -> Workload:
+    """The trace in the chunks and blocks that all runs of a plan have."""
     from efficient_lmcache.sizing.workload import open_workload
 
-    workload = open_workload(subject.trace.path, options.chunk_tokens, gpu_block_tokens=options.block_tokens)
-    state.prediction_notes += [note for note in workload.notes if note not in state.prediction_notes]
+    return open_workload(subject.trace.path, options.chunk_tokens, gpu_block_tokens=options.block_tokens)
+
+
+def _predictor(workload: Workload, plan: Plan, subject: Subject, options: RunOptions) -> Predictor:
+    from efficient_lmcache.sizing.pool import PoolModel
+    from efficient_lmcache.sizing.prediction import Predictor
+
     model = PoolModel(
         active_pool=options.active_pool,
         slots=options.max_num_seqs,
@@ -77,7 +87,7 @@ def _predictor(state: SweepState, plan: Plan, subject: Subject, options: RunOpti
     return Predictor(workload, model, options.gpu_kv_tokens, subject.model.bytes_per_token)
 
 
-def _predict(predictor: Any, options: RunOptions) -> dict[str, Any]:
+def _predict(predictor: Predictor, options: RunOptions) -> dict[str, Any]:
     from efficient_lmcache.sizing.policy_tier import Admission
 
     thresholds = {

@@ -16,7 +16,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
+
+from efficient_lmcache.replay.stored import read_stored
 
 SCHEMA = "efficient-lmcache-sweep/1"
 Status = Literal["pending", "running", "complete", "failed"]
@@ -102,20 +104,7 @@ def stopped(out: Path, error: OSError) -> SweepError:
 def load(out: Path) -> SweepState:
     """Raises SweepError for a directory without a sweep.json of this schema."""
     file = sweep_file(out)
-    try:
-        content = json.loads(file.read_text())
-    except OSError as error:
-        raise SweepError(f"{file}: {error.strerror}; expected a directory made by `replay sweep`") from error
-    except ValueError as error:
-        raise SweepError(f"{file}: not JSON ({error})") from error
-    schema = content.get("schema") if isinstance(content, dict) else None
-    if schema != SCHEMA:
-        raise SweepError(f"{file}: its schema is {schema!r}; only {SCHEMA!r} can be read")
-    try:
-        state = _STATE.validate_python(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise SweepError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    state = read_stored(file, SCHEMA, _STATE, "replay sweep", SweepError)
     for run in state.runs:
         if run.prediction is not None and run.prediction not in range(len(state.predictions)):
             raise SweepError(f"{file}: {run.name}: there is no prediction {run.prediction}")
