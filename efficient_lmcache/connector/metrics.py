@@ -127,14 +127,14 @@ def _gauges(decision: Decision) -> dict[str, float]:
         "working_set_bytes": decision.estimate.bytes,
         "active_pool_tasks": decision.estimate.active_pool,
         "mean_prompt_tokens": decision.estimate.mean_prompt_tokens,
-        "tier_capacity_bytes": decision.capacity_bytes,
     }
-    latest_report = {
+    if_known = {
+        "tier_capacity_bytes": decision.capacity_bytes,
         "tier_occupancy_ratio": decision.occupancy,
         "tier_evicted_chunks_window": decision.evicted_chunks,
         "report_age_s": decision.report_age_s,
     }
-    return {**gauges, **{name: value for name, value in latest_report.items() if value is not None}}
+    return {**gauges, **{name: value for name, value in if_known.items() if value is not None}}
 
 
 class ConnectorPromMetrics(KVConnectorPromMetrics):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
+from efficient_lmcache.core.observation import PoolEstimate
 from efficient_lmcache.core.tier import TierReport
 from efficient_lmcache.core.workingset import WorkingSetEstimate, WorkingSetEstimator
 
@@ -52,7 +53,8 @@ class AdmissionParameters:
     Attributes:
         chunk_tokens: b.
         bytes_per_token: beta per rank.
-        configured_capacity_bytes: C_H per rank as configured; a tier report's own capacity takes its place.
+        configured_capacity_bytes: C_H per rank as configured; a tier report's own takes its place. None: nobody
+            knows, and nothing says that the pool thrashes the tier until a report tells its capacity.
         write_threshold_chunks: kappa.
         occupancy_threshold: theta.
         report_max_age_s: a report is fresh for so long after its receipt.
@@ -62,7 +64,7 @@ class AdmissionParameters:
 
     chunk_tokens: int
     bytes_per_token: int
-    configured_capacity_bytes: int
+    configured_capacity_bytes: int | None
     write_threshold_chunks: int = 8
     occupancy_threshold: float = 0.95
     report_max_age_s: float = 5.0
@@ -73,7 +75,7 @@ class AdmissionParameters:
         allowed = {
             "chunk_tokens": self.chunk_tokens >= 1,
             "bytes_per_token": self.bytes_per_token >= 0,
-            "configured_capacity_bytes": self.configured_capacity_bytes >= 0,
+            "configured_capacity_bytes": (self.configured_capacity_bytes or 0) >= 0,
             "write_threshold_chunks": self.write_threshold_chunks >= 0,
             "occupancy_threshold": 0.0 <= self.occupancy_threshold <= 1.0,
             "report_max_age_s": self.report_max_age_s > 0.0,
@@ -92,7 +94,7 @@ class Decision(NamedTuple):
         pressure: p of Eq. 6 as the policy sees it (0 for `none`, 1 for `fixed`).
         request: the facts decided on.
         new_full_chunks: u = floor(n / b) - floor(h / b).
-        estimate: A, N and the working set (Eq. 5).
+        estimate: A, N and the working set (Eq. 5), of the pool where the tier is shared.
         estimate_above: the first factor: working set > C_H.
         full_and_evicting: the second factor; None without a fresh report.
         report_age_s: since the latest report's receipt; None without any.
@@ -118,8 +120,8 @@ class Decision(NamedTuple):
         return self.parameters.write_threshold_chunks
 
     @property
-    def capacity_bytes(self) -> int:
-        """C_H per rank: the tier's own, or as configured while no report says it."""
+    def capacity_bytes(self) -> int | None:
+        """C_H per rank: the tier's own, or as configured while no report says it; None while nobody knows."""
         return self.tier_report.capacity_bytes if self.tier_report else self.parameters.configured_capacity_bytes
 
     @property
@@ -165,8 +167,14 @@ class AdmissionPolicy(Protocol):
         """The admission as options and records name it."""
         ...
 
-    def decide(self, request: RequestFacts, tier_report: TierReport | None, now_s: float) -> Decision:
-        """Observe the request, then decide. `now_s` is on the clock of `TierReport.received_s`."""
+    def decide(
+        self, request: RequestFacts, tier_report: TierReport | None, now_s: float, pool: PoolEstimate | None = None
+    ) -> Decision:
+        """Observe the request, then decide. `now_s` is on the clock of `TierReport.received_s`.
+
+        Args:
+            pool: A and N of all engines that share the tier; this engine's own count while it alone sees more tasks.
+        """
         ...
 
 
@@ -186,15 +194,20 @@ class _WorkingSetAdmission:
         self._full_and_evicting = False
         self._read(None)
 
-    def decide(self, request: RequestFacts, tier_report: TierReport | None, now_s: float) -> Decision:
+    def decide(
+        self, request: RequestFacts, tier_report: TierReport | None, now_s: float, pool: PoolEstimate | None = None
+    ) -> Decision:
         # Called between a lookup and its answer, when the processor's caches hold neither this code nor its data: every
         # further function and object costs more than what it computes.
         parameters = self.parameters
         task, prompt_tokens, host_match_tokens = request
         estimate = self.estimator.observe(task, prompt_tokens, now_s)
+        if pool is not None and pool.active_pool >= estimate.active_pool:
+            estimate = WorkingSetEstimate(pool.active_pool, pool.mean_prompt_tokens, parameters.bytes_per_token)
         if tier_report is not self._tier_report:
             self._read(tier_report)
-        estimate_above = estimate.bytes > self._capacity_bytes
+        capacity_bytes = self._capacity_bytes
+        estimate_above = capacity_bytes is not None and estimate.bytes > capacity_bytes
         age_s = full_and_evicting = None
         if tier_report is not None:
             age_s = now_s - tier_report.received_s

@@ -15,6 +15,7 @@ from efficient_lmcache.core.admission import (
     Outcome,
     RequestFacts,
 )
+from efficient_lmcache.core.observation import PoolEstimate
 from efficient_lmcache.core.tier import TierReport
 
 CHUNK_TOKENS = 1024
@@ -163,3 +164,29 @@ def test_a_parameter_out_of_range_is_refused_by_name(bad):
 def test_a_tier_report_refuses_what_no_tier_can_say():
     with pytest.raises(ValueError, match="registered_chunks is -1"):
         report(registered=-1)
+
+
+def test_a_tier_of_unknown_capacity_is_under_no_pressure_until_a_report_tells_it():
+    policy = ConditionedAdmission(parameters(configured_capacity_bytes=None))
+    fill_pool(policy, tasks=1000)
+    decision = policy.decide(REFILL, None, 0.0)
+    assert decision.save
+    assert decision.capacity_bytes is None
+    assert decision.record()["capacity_bytes"] is None
+    assert not policy.decide(REFILL, report(), 0.0).save
+
+
+def test_a_shared_tier_is_held_against_the_pool_of_all_its_engines():
+    policy = ConditionedAdmission(parameters())
+    pool = PoolEstimate(active_pool=16, mean_prompt_tokens=33_234.0, window_lookups=16, engines=4)
+    alone, shared = (policy.decide(REFILL, report(), 0.0, pool=engines) for engines in (None, pool))
+    assert alone.save
+    assert not shared.save
+    assert (shared.estimate.active_pool, shared.estimate.mean_prompt_tokens) == (16, 33_234.0)
+
+
+def test_a_pool_estimate_that_lags_behind_this_engine_does_not_hide_what_it_sees():
+    policy = ConditionedAdmission(parameters())
+    fill_pool(policy)
+    old = PoolEstimate(active_pool=2, mean_prompt_tokens=100.0, window_lookups=2, engines=2)
+    assert policy.decide(REFILL, report(), 0.0, pool=old).estimate.active_pool == 16
