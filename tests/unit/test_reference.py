@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
+from helm_chart import script
 
 pytest.importorskip("vllm", reason="vLLM is not installed (the cpu or gpu extra)")
 
-ROOT = Path(__file__).parents[2]
+
+def test_the_configuration_reference_is_up_to_date():
+    writer = script("write_reference")
+    assert writer.PAGE.read_text() == writer.configuration(), "run scripts/write_reference.py"
 
 
-def test_reference_pages_are_up_to_date():
-    spec = importlib.util.spec_from_file_location("write_reference", ROOT / "scripts" / "write_reference.py")
-    assert spec is not None
-    assert spec.loader is not None
-    writer = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(writer)
-    assert (ROOT / "docs" / "configuration.md").read_text() == writer.configuration()
-    assert (ROOT / "docs" / "metrics.md").read_text() == writer.metrics()
+def test_the_metrics_reference_is_up_to_date():
+    writer = script("write_metrics_reference")
+    assert writer.PAGE.read_text() == writer.page(), "run scripts/write_metrics_reference.py"
+
+
+def test_every_metric_names_its_unit_and_says_what_it_means():
+    writer = script("write_metrics_reference")
+    rows = [*writer.engine_rows(), *writer.cluster_rows()]
+    assert len({row.name for row in rows}) == len(rows)
+    for row in rows:
+        assert row.unit != "–", row.name
+        assert row.meaning.endswith("."), row.name
+        assert row.kind in {"counter", "gauge"}, row.name
