@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCac
 
 from efficient_lmcache.connector import plugin, vllm_adapter
 from efficient_lmcache.connector.admission import DecisionLog, RequestAdmission
+from efficient_lmcache.connector.isolation import TenantIsolation
 from efficient_lmcache.connector.metrics import ConnectorPromMetrics, ConnectorStats, StatsCollector
 from efficient_lmcache.connector.offload import WorkerOffload
 from efficient_lmcache.connector.options import ConnectorOptions, OptionError, parse_options
@@ -23,8 +24,10 @@ from efficient_lmcache.telemetry.failure_log import FailureLog
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
@@ -59,6 +62,7 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
             from efficient_lmcache.connector.lmcache_adapter import SchedulerSide
 
             self._lmcache = SchedulerSide(self._lmcache_engine)
+            self._isolation = TenantIsolation(self._lmcache.obstacle_to_tags)
             self._start_admission(vllm_config)
 
     def _start_admission(self, vllm_config: VllmConfig) -> None:
@@ -95,18 +99,28 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
     # Scheduler
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if not self._isolation.may_use_lmcache(request):
+            return 0, False
         matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if matched[0] is not None and self._admission is not None:
             self._admission.on_lookup(request, self._lmcache.host_match_tokens)
         return matched
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        # Again: the next input of a streaming session brings parameters of its own, and is not looked up.
+        self._isolation.may_use_lmcache(request)
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         if self._admission is not None:
             self._admission.on_scheduled(request)
 
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        metadata = super().build_connector_meta(scheduler_output)
+        self._lmcache.withhold(metadata, self._isolation.without_lmcache)
+        return metadata
+
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         result = super().request_finished(request, block_ids)
+        self._isolation.forget(request.request_id)
         if self._admission is not None:
             self._admission.forget(request.request_id)
             self._guarded("Forgetting an ended request", lambda: self._lmcache.forget(request.request_id))

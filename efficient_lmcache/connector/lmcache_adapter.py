@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -109,6 +109,24 @@ class SchedulerSide:
     def is_layerwise(self) -> bool:
         """Stores and evictions then go layer by layer, past what `WorkerSide` wraps."""
         return bool(self._impl.config.use_layerwise)
+
+    @property
+    def obstacle_to_tags(self) -> str | None:
+        """Why a request's `lmcache.tag.*` parameters are not part of every key here, if so."""
+        config = self._impl.config
+        # Lookups have the tags; these stores and restores, or presence checks, do not.
+        for name in ("use_layerwise", "enable_blending", "enable_p2p", "external_lookup_client"):
+            if getattr(config, name, None):
+                return f"LMCache's {name} makes keys without a request's tags"
+        if (config.extra_config or {}).get("nixl_presence_cache"):
+            return "LMCache's nixl_presence_cache knows keys without their tags"
+        return None
+
+    @staticmethod
+    def withhold(metadata: Any, request_ids: Collection[str]) -> None:
+        """Let the worker neither restore nor store anything of these requests."""
+        if request_ids:
+            metadata.requests = [request for request in metadata.requests if request.req_id not in request_ids]
 
     def forget(self, request_id: str) -> None:
         """Drop what LMCache keeps for a request that ended before it was scheduled."""

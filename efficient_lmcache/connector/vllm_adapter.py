@@ -7,6 +7,7 @@ import logging
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from efficient_lmcache.connector.tenants import tenant_digest
 from efficient_lmcache.core.footprint import KVFootprint
 
 if TYPE_CHECKING:
@@ -67,19 +68,21 @@ def hands_over_kv(vllm_config: VllmConfig) -> bool:
 
 def named_task(request: Request) -> str | None:
     """The task that the client named, if it did."""
+    named = task_and_tenant(request)
+    if named is None:
+        return None
+    task, tenant = named
+    # Two tenants may use the same names.
+    return task if tenant is None else f"{task}@{tenant}"
+
+
+def task_and_tenant(request: Request) -> tuple[str, str | None] | None:
+    """What `named_task` is made of: the client's name, and whose it is."""
     transfer_params = request.kv_transfer_params
     task = transfer_params.get(TASK_ID_KEY) if transfer_params else None
     if task is None:
         return None
-    # Two tenants may use the same names.
-    return f"{task}@{hash(request.cache_salt):x}" if request.cache_salt else str(task)
-
-
-def task_and_tenant(request: Request) -> tuple[str, str | None] | None:
-    """What `named_task` is made of, and the same in every process, as Python's hashes are not."""
-    transfer_params = request.kv_transfer_params
-    task = transfer_params.get(TASK_ID_KEY) if transfer_params else None
-    return None if task is None else (str(task), request.cache_salt)
+    return str(task), tenant_digest(request.cache_salt) if request.cache_salt else None
 
 
 def prompt(request: Request) -> tuple[Sequence[Hashable], Sequence[int], str | None]:
@@ -92,15 +95,26 @@ def prompt(request: Request) -> tuple[Sequence[Hashable], Sequence[int], str | N
     return request.block_hashes, request.prompt_token_ids or (), request.cache_salt
 
 
+def kv_transfer_param(request: Request, key: str) -> Any:
+    """One transfer parameter as it will reach the worker; None without it."""
+    params = request.sampling_params
+    given = (params.extra_args or {}).get("kv_transfer_params") if params is not None else None
+    return given.get(key) if isinstance(given, dict) else None
+
+
 def set_kv_transfer_param(request: Request, key: str, value: Any) -> None:
-    """Set one transfer parameter of this request alone.
+    """Set one transfer parameter of this request alone, as its last; None takes it away.
 
     The sampling parameters are copied: offline users hand one object to many requests.
     """
     params = copy.copy(request.sampling_params)
     assert params is not None, "pooling requests are not decided on"
     extra_args = dict(params.extra_args or {})
-    extra_args["kv_transfer_params"] = {**(extra_args.get("kv_transfer_params") or {}), key: value}
+    transfer_params = dict(extra_args.get("kv_transfer_params") or {})
+    transfer_params.pop(key, None)
+    if value is not None:
+        transfer_params[key] = value
+    extra_args["kv_transfer_params"] = transfer_params
     params.extra_args = extra_args
     request.sampling_params = params
 

@@ -33,7 +33,7 @@ class Lookup(NamedTuple):
 
     Attributes:
         task: the task's name.
-        tenant: whose name it is: the client's `cache_salt`.
+        tenant: whose name it is: a digest of the `cache_salt`.
         is_named: by the client, so that it means the same on every engine.
         prompt_tokens: n.
         now_s: when, on the observer's clock.
