@@ -44,6 +44,16 @@ def cluster(name: str) -> str:
     return f"{_OURS}cluster_{name}{_DEPLOYMENTS}"
 
 
+def first_ranks(name: str) -> str:
+    """Ranks hold shards of the same tokens."""
+    return cluster(name).replace("}", ', rank="0"}')
+
+
+def working_set_tokens(active: str, mean: str) -> str:
+    """(A − 1) · N̄: what the other agents reference before one returns, whatever a token's KV takes."""
+    return f"clamp_min({cluster(active)} - 1, 0) * {cluster(mean)}"
+
+
 def quantile(share: float, histogram: str) -> str:
     return f"histogram_quantile({share}, sum by (le, instance) ({rate(histogram + '_bucket')}))"
 
@@ -204,6 +214,27 @@ ROWS = {
             },
         ),
         Panel(
+            "Working set of the pool and its tiers, tokens",
+            "(A − 1) · N̄ of all engines. A pool whose agents stay on their engines can use all tiers together; one "
+            "that is spread at random, or whose engines share a tier, has room for one.",
+            "short",
+            {
+                "{{deployment}} working set": working_set_tokens("pool_active_tasks", "pool_mean_prompt_tokens"),
+                "{{deployment}} all tiers": f"sum by (deployment) ({first_ranks('tier_capacity_tokens')})",
+                "{{deployment}} largest tier": f"max by (deployment) ({first_ranks('tier_capacity_tokens')})",
+            },
+        ),
+        Panel(
+            "Pressure on every tier, γ_H",
+            "What each engine sees of the pool over what its own tier holds. Above 1 the tier cannot hold it.",
+            "none",
+            {
+                "{{engine}}/{{rank}}": f"{working_set_tokens('active_pool_tasks', 'mean_prompt_tokens')}"
+                f" / {cluster('tier_capacity_tokens')}"
+            },
+            limit=1,
+        ),
+        Panel(
             "Occupancy of every tier",
             "By engine and rank, as published; engines that Prometheus does not scrape are here too.",
             "percentunit",
@@ -214,6 +245,13 @@ ROWS = {
             "By engine and rank, as published.",
             "short",
             {"{{engine}}/{{rank}}": rate(_OURS + "cluster_tier_evicted_chunks_total", _DEPLOYMENTS)},
+        ),
+        Panel(
+            "Age of what every engine says",
+            "From 10 s on an engine is left out: it has stopped, or its telemetry does not get through.",
+            "s",
+            {"{{engine}}/{{rank}}": cluster("age_s")},
+            limit=10,
         ),
         Panel(
             "Redis",

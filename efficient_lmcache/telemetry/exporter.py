@@ -18,6 +18,7 @@ RANK_GAUGES = {
     "tier_registered_chunks": "Chunks that a lookup can find.",
     "tier_capacity_chunks": "Full chunks that the host tier can hold.",
     "tier_capacity_bytes": "C_H: host tier capacity of the rank.",
+    "tier_capacity_tokens": "Tokens that the host tier can hold, in full chunks; ranks hold shards of the same ones.",
     "tier_evicted_chunks_window": "Chunks evicted to make room in the report's window.",
     "pressure": "1 while the engine's latest decision was under pressure.",
     "active_pool_tasks": "A as the engine alone sees it.",

@@ -38,6 +38,7 @@ class EngineStatus:
             "tier_registered_chunks": tier and tier.registered_chunks,
             "tier_capacity_chunks": tier and tier.capacity_chunks,
             "tier_capacity_bytes": tier and tier.capacity_bytes,
+            "tier_capacity_tokens": tier and tier.capacity_chunks * tier.chunk_tokens,
             "tier_evicted_chunks_window": tier and tier.evicted_chunks,
             "tier_evicted_chunks_total": tier and tier.evicted_chunks_total,
             "pressure": self.seen and self.seen.pressure,

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 from helm_chart import ROOT, script
-from metric_queries import DASHBOARD, TARGET_LABELS, alerts, all_queries, dashboard_queries, panels, selectors
+from metric_queries import (
+    DASHBOARD,
+    TARGET_LABELS,
+    alerts,
+    all_queries,
+    dashboard_queries,
+    is_clusters,
+    panels,
+    selectors,
+)
 
 pytest.importorskip("promql_parser", reason="no PromQL parser (pip install promql-parser)")
 
@@ -54,6 +63,15 @@ def test_the_dashboard_shows_what_an_operator_must_see() -> None:
     }
     vllm = {"num_requests_waiting", "request_queue_time_seconds_bucket", "request_prefill_time_seconds_bucket"}
     assert {f"efficient_lmcache:{name}" for name in ours} | {f"vllm:{name}" for name in vllm} <= shown
+
+
+def test_the_dashboard_shows_everything_that_the_exporter_says_of_a_pool() -> None:
+    shown = {name for query in dashboard_queries().values() for name, _ in selectors(query)}
+    said = {name for name in metrics() if is_clusters(name)}
+    # Counts behind ratios and rates that are shown, and faults that the log explains.
+    parts = {"tier_registered_chunks", "tier_capacity_chunks", "tier_capacity_bytes", "tier_evicted_chunks_window"}
+    parts |= {"pressure", "bad_messages_total"}
+    assert said - shown == {f"efficient_lmcache:cluster_{name}" for name in parts}
 
 
 def test_panels_do_not_overlap_and_say_what_they_mean() -> None:
