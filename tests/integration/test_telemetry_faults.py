@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -12,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from network_namespace import network_namespace
 from redis_process import RedisProcess, wait_until
 from telemetry_engine import Stats, TelemetryEngine, files_run_by_a_lookup, telemetry_threads
 
@@ -122,51 +121,28 @@ def test_redis_hanging(server, engines, caplog):
     assert_said_once(caplog, both_ways=True)
 
 
-@pytest.fixture
-def namespace() -> Iterator[str]:
-    """A network namespace that a cable (`el0` there, `el-<pid>` here) connects with this one."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and `ip`")
-    name, here = f"el-{os.getpid()}", f"el-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f"no network namespaces here: {made.stderr.strip()}")
-    try:
-        for command in (
-            f"ip link add {here} type veth peer name el0 netns {name}",
-            f"ip addr add 198.18.77.1/30 dev {here}",
-            f"ip link set {here} up",
-            f"ip -n {name} addr add 198.18.77.2/30 dev el0",
-            f"ip -n {name} link set el0 up",
-        ):
-            subprocess.run(command.split(), check=True)
-        yield name
-    finally:
-        subprocess.run(["ip", "netns", "delete", name], check=True)
-
-
-def test_the_network_cut(namespace, tmp_path, caplog):
+def test_the_network_cut(tmp_path, caplog):
     """Nothing answers, and nothing says that it will not."""
-    server = RedisProcess(tmp_path, host="198.18.77.2", prefix=["ip", "netns", "exec", namespace])
-    pair = TelemetryEngine("engine/a", server.url), TelemetryEngine("engine/b", server.url)
-    cable = ["ip", "-n", namespace, "link", "set", "el0"]
-    try:
-        serve(pair)
-        wait_until(lambda: all(engine.pool == (3, 15_000, 2) for engine in pair), "the pool")
-        subprocess.run([*cable, "down"], check=True)
-        wait_until(lambda: all(engine.pool[2] == 1 for engine in pair), "local knowledge")
-        for engine in pair:
-            assert_decisions_go_on(engine)
-        wait_until(lambda: len(caplog.records) >= 6)
-        assert threads() == EXPECTED_THREADS
-        subprocess.run([*cable, "up"], check=True)
-        wait_until(lambda: all(engine.pool[2] == 2 for engine in pair), "the pool")
-        wait_until(lambda: len(caplog.records) >= 12)
-        assert_said_once(caplog, both_ways=True)
-    finally:
-        for engine in pair:
-            engine.close()
-        server.kill()
+    with network_namespace() as elsewhere:
+        server = RedisProcess(tmp_path, host=elsewhere.address, prefix=elsewhere.prefix)
+        pair = TelemetryEngine("engine/a", server.url), TelemetryEngine("engine/b", server.url)
+        try:
+            serve(pair)
+            wait_until(lambda: all(engine.pool == (3, 15_000, 2) for engine in pair), "the pool")
+            elsewhere.cut_the_cable()
+            wait_until(lambda: all(engine.pool[2] == 1 for engine in pair), "local knowledge")
+            for engine in pair:
+                assert_decisions_go_on(engine)
+            wait_until(lambda: len(caplog.records) >= 6)
+            assert threads() == EXPECTED_THREADS
+            elsewhere.mend_the_cable()
+            wait_until(lambda: all(engine.pool[2] == 2 for engine in pair), "the pool")
+            wait_until(lambda: len(caplog.records) >= 12)
+            assert_said_once(caplog, both_ways=True)
+        finally:
+            for engine in pair:
+                engine.close()
+            server.kill()
 
 
 def test_redis_flushed(server, engines, caplog):
