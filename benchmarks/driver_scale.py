@@ -37,6 +37,7 @@ import numpy as np
 
 from efficient_lmcache.replay.driver import CallRow, Driver, DriverOptions
 from efficient_lmcache.replay.protocol import FORCED_TOKENS_KEY, TASK_ID_KEY
+from efficient_lmcache.replay.routing import Router
 from efficient_lmcache.replay.server import free_port
 from efficient_lmcache.replay.synthesize import Workload, synthesize
 from efficient_lmcache.replay.trace import Call, TraceReader
@@ -135,7 +136,7 @@ def drive(trace_path: Path, port: int, agents: int, seconds: float) -> None:
             log.flush()
             rows.append(row)
 
-        driver = Driver(trace, f"http://{HOST}:{port}", DriverOptions(agents), on_row)
+        driver = Driver(trace, Router([f"http://{HOST}:{port}"]), DriverOptions(agents), on_row)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(driver.run(), seconds)
 

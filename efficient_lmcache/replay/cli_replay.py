@@ -32,7 +32,10 @@ def run_command(
     admission: Annotated[str, typer.Option(help="recompute | none | fixed | conditioned")],
     active_pool: Annotated[int, typer.Option(help="Agents that run at the same time (A).")],
     out: Annotated[Path, typer.Option(help="New directory for the run's records.")],
-    host_gib: Annotated[float, typer.Option(help="Host tier per rank, in GiB; required unless `recompute`.")] = 0.0,
+    host_gib: Annotated[
+        float,
+        typer.Option(help="Host tier per rank, in GiB, before it evicts; required unless `recompute`."),
+    ] = 0.0,
     time_scale: Annotated[float, typer.Option(help="Multiplies the recorded intervals between calls.")] = 1.0,
     gpu_kv_tokens: Annotated[
         int | None,
@@ -71,9 +74,25 @@ def run_command(
         bool, typer.Option(help="Name each call's task to the connector; without, it infers the tasks.")
     ] = True,
     call_timeout_s: Annotated[float, typer.Option(help="A call without a response for so long fails.")] = 3600.0,
-    start_timeout_s: Annotated[float, typer.Option(help="The server must be ready within that time.")] = 900.0,
+    start_timeout_s: Annotated[float, typer.Option(help="Every server must be ready within that time.")] = 900.0,
+    mode: Annotated[
+        str,
+        typer.Option(help="in_process: each engine has its host tier. server: an `lmcache server` has the engines'."),
+    ] = "in_process",
+    lazy_offload: Annotated[
+        bool, typer.Option("--lazy-offload", help="Store what the GPU is about to evict; for --mode server.")
+    ] = False,
+    engines: Annotated[int, typer.Option(help="vLLM servers.")] = 1,
+    route: Annotated[
+        str,
+        typer.Option(help="load: a call goes to the engine with the fewest calls. session: to its task's engine."),
+    ] = "load",
+    telemetry: Annotated[
+        str | None,
+        typer.Option(help="local | redis (one of the run's own); redis for several engines of our connector if absent"),
+    ] = None,
 ) -> None:
-    """Start a fresh server with a cold cache, replay a trace, and write a run directory."""
+    """Start fresh servers with a cold cache, replay a trace, and write a run directory."""
     console = Console(stderr=True)
     try:
         options = RunOptions(
@@ -101,6 +120,11 @@ def run_command(
             label_tasks=label_tasks,
             call_timeout_s=call_timeout_s,
             start_timeout_s=start_timeout_s,
+            mode=mode,
+            lazy_offload=lazy_offload,
+            engines=engines,
+            route=route,
+            telemetry=telemetry,
         )
         record = run_replay(options, console)
     except (ReplayOptionError, RunDirectoryError, TraceError) as error:

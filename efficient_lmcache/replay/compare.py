@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from efficient_lmcache.replay.options import with_defaults
 from efficient_lmcache.replay.rundir import RunDirectoryError, read_record
 
 FORMATS = ("table", "markdown", "json")
@@ -99,6 +100,7 @@ def _row(path: Path, record: dict[str, Any]) -> dict[str, Any]:
         "error",
         "admission",
         "connector",
+        "mode",
         "host_gib_per_rank",
         "active_pool",
         "calls",
@@ -140,7 +142,7 @@ def _offload_of(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str
 
 def _conditions(row: dict[str, Any]) -> dict[str, Any]:
     """What two runs must have in common for their ratio to mean anything, beside trace and tier."""
-    return {name: value for name, value in row["options"].items() if name not in _COMPARED_OPTIONS}
+    return {name: value for name, value in with_defaults(row["options"]).items() if name not in _COMPARED_OPTIONS}
 
 
 def _ratio(value: float | None, base: float | None) -> float | None:
@@ -148,7 +150,10 @@ def _ratio(value: float | None, base: float | None) -> float | None:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    admission = row["admission"] if row["connector"] != "lmcache" else f"{row['admission']} (LMCache)"
+    parts = ["LMCache"] if row["connector"] == "lmcache" else []
+    parts += [row["mode"]] if row["mode"] == "server" else []
+    parts += ["lazy"] if row["mode"] == "server" and row["options"].get("lazy_offload") else []
+    admission = f"{row['admission']} ({', '.join(parts)})" if parts else row["admission"]
     if row["status"] != "complete":
         admission += f" [{row['status']}]"
     return [

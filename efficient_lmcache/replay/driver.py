@@ -1,5 +1,7 @@
 """The closed loop: A slots take the trace's tasks in order, and every task's calls follow one another.
 
+Each call goes to the engine that the router names; there may be only one.
+
 A call becomes eligible once the task's previous response has arrived and the recorded interval (times `time_scale`)
 has passed; a task's first call once its slot has read the task. By then its request is encoded. Prompts are the
 recorded ones, outputs are forced to the recorded ones (`forced_output`) and compared token by token. A call that gets
@@ -27,6 +29,7 @@ import orjson
 
 from efficient_lmcache.replay.open_files import allow_open_files
 from efficient_lmcache.replay.protocol import FORCED_TOKENS_KEY, TASK_ID_KEY
+from efficient_lmcache.replay.routing import Router
 from efficient_lmcache.replay.spelling import option
 from efficient_lmcache.replay.trace import Call, TraceReader
 
@@ -83,6 +86,7 @@ class CallRow:
         cached_tokens: prompt tokens that the server did not compute, where it reports them.
         eligible_s, dispatched_s, finished_s: when the agent would have sent it, when its body was handed to the open
             connection, when the whole response had arrived; None for what did not happen.
+        engine: number of the one that it was sent to, from 0; None for a skipped call.
     """
 
     task: str
@@ -98,6 +102,7 @@ class CallRow:
     eligible_s: float | None = None
     dispatched_s: float | None = None
     finished_s: float | None = None
+    engine: int | None = None
 
 
 @dataclass(slots=True)
@@ -141,13 +146,13 @@ class Tally:
 
 
 class Driver:
-    """Replays one trace against one server. `on_row` gets every call's row as it ends."""
+    """Replays one trace against the router's engines. `on_row` gets every call's row as it ends."""
 
     def __init__(
-        self, trace: TraceReader, base_url: str, options: DriverOptions, on_row: Callable[[CallRow], None]
+        self, trace: TraceReader, router: Router, options: DriverOptions, on_row: Callable[[CallRow], None]
     ) -> None:
         self._trace = trace
-        self._base_url = base_url
+        self._router = router
         self._options = options
         self._on_row = on_row
         self._start_s = 0.0
@@ -157,7 +162,7 @@ class Driver:
         """Replay all tasks. Cancelling it records the calls in flight as cancelled.
 
         Raises:
-            ServerLost: the server stopped answering.
+            ServerLost: an engine stopped answering.
             TraceError: the trace is damaged.
         """
         allow_open_files()
@@ -166,7 +171,6 @@ class Driver:
         tracing = aiohttp.TraceConfig()
         tracing.on_request_chunk_sent.append(self._on_body_sent)
         session = aiohttp.ClientSession(
-            self._base_url,
             connector=connector,
             timeout=timeout,
             trace_configs=[tracing],
@@ -218,7 +222,8 @@ class Driver:
             body = encode_request(call, label)
             eligible_s = (self._now_s() if ready_s is None else ready_s) + call.interval_s * self._options.time_scale
             await asyncio.sleep(eligible_s - self._now_s())
-            row = await self._send(replace(row, eligible_s=eligible_s), body, call, session)
+            with self._router.sending(task.task_id) as engine:
+                row = await self._send(replace(row, eligible_s=eligible_s, engine=engine), body, call, session)
             ready_s = row.finished_s
             self._on_row(row)
             if row.status == "answered":
@@ -229,6 +234,8 @@ class Driver:
                 await self._require_server(session, row)
 
     async def _send(self, row: CallRow, body: bytes, call: Call, session: aiohttp.ClientSession) -> CallRow:
+        assert row.engine is not None
+        url = f"{self._router.base_urls[row.engine]}/v1/completions"
         http_status: int | None = None
         dispatches_s: list[float] = []
 
@@ -237,9 +244,7 @@ class Driver:
             return replace(row, http_status=http_status, dispatched_s=dispatched_s, finished_s=self._now_s())
 
         try:
-            async with session.post(
-                "/v1/completions", data=body, headers=_JSON, trace_request_ctx=dispatches_s
-            ) as response:
+            async with session.post(url, data=body, headers=_JSON, trace_request_ctx=dispatches_s) as response:
                 http_status = response.status
                 answer = await response.read()
             row = ended()
@@ -253,13 +258,16 @@ class Driver:
         return replace(row, **_outcome(http_status, answer, call))
 
     async def _require_server(self, session: aiohttp.ClientSession, row: CallRow) -> None:
-        """After a failed call: was it the call, or is the server gone?"""
-        where = f"the server stopped answering at task {row.task!r}, call {row.call}: {row.error}"
+        """After a failed call: was it the call, or is its server gone?"""
+        assert row.engine is not None
+        urls = self._router.base_urls
+        url, name = urls[row.engine], "the server" if len(urls) == 1 else f"engine {row.engine}"
+        where = f"{name} stopped answering at task {row.task!r}, call {row.call}: {row.error}"
         # A server that hangs may still call itself healthy.
         if self._now_s() - self._last_answer_s > self._options.call_timeout_s:
             raise ServerLost(f"{where}, nor any other call")
         try:
-            async with session.get("/health", timeout=aiohttp.ClientTimeout(total=_HEALTH_TIMEOUT_S)) as response:
+            async with session.get(f"{url}/health", timeout=aiohttp.ClientTimeout(total=_HEALTH_TIMEOUT_S)) as response:
                 if response.status == 200:
                     return
                 state = f"/health answers {response.status}"

@@ -35,7 +35,9 @@ class TierMetrics:
     summed_over_ranks: bool = False
 
 
-TIER_METRICS = {
+# What an engine counts whose tier is an LMCache server's: vLLM's own count of what its connector loads.
+_WITH_SERVER = TierMetrics(None, "vllm:external_prefix_cache_hits_total", None, None, lag_s=1.0)
+_TIER_METRICS = {
     "none": TierMetrics(None, None, None, None, lag_s=1.0),
     "efficient": TierMetrics(
         "efficient_lmcache:stored_tokens_total",
@@ -54,6 +56,11 @@ TIER_METRICS = {
         summed_over_ranks=True,
     ),
 }
+
+
+def tier_metrics(connector: str, mode: str) -> TierMetrics:
+    """Of an engine; `mode` is `RunRecord.mode`."""
+    return _WITH_SERVER if mode == "server" else _TIER_METRICS[connector]
 
 
 class MetricsError(RuntimeError):
@@ -109,3 +116,32 @@ def increase(before: Snapshot, after: Snapshot, name: str) -> int:
     if difference < 0:
         raise MetricsError(f"{name} fell by {-difference:g} during the run: the server restarted")
     return round(difference)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCounts:
+    """What an LMCache server did for all its engines, in its own counters (0.5.6): per rank.
+
+    Attributes:
+        stored_tokens, evicted_chunks: really written, and evicted to make room.
+        dropped_chunks: of stores for which there was no room; the server drops such a store as a whole.
+    """
+
+    stored_tokens: int
+    evicted_chunks: int
+    dropped_chunks: int
+
+    @classmethod
+    def between(cls, before: Snapshot, after: Snapshot, chunk_tokens: int, ranks: int) -> ServerCounts:
+        """Raises MetricsError for what is no LMCache server's /metrics."""
+        increase(before, after, "lmcache_mp_l1_eviction_loop_ticks_total")  # there from the first second on
+
+        def chunks(name: str) -> int:
+            # A counter appears with its first event; every rank has its part of a chunk.
+            return round((increase(before, after, name) if after.named(name) else 0) / ranks)
+
+        return cls(
+            stored_tokens=chunks("lmcache_mp_l1_write_chunks_total") * chunk_tokens,
+            evicted_chunks=chunks("lmcache_mp_l1_evicted_chunks_total"),
+            dropped_chunks=chunks("lmcache_mp_l1_allocation_failure_chunks_total"),
+        )

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from efficient_lmcache.replay.driver import DriverOptions, ReplayOptionError
+from efficient_lmcache.replay.lmcache_server import l1_gib
+from efficient_lmcache.replay.routing import ROUTES
 from efficient_lmcache.replay.spelling import option
 
 DEFAULT_BLOCK_TOKENS = 128  # of vLLM's KV cache: the default on CPUs, and every GPU backend takes it
 ADMISSIONS = ("recompute", "none", "fixed", "conditioned")
 CONNECTORS = ("efficient", "lmcache")
+MODES = ("in_process", "server")
+TELEMETRIES = ("local", "redis")
+_CHOICES = {"admission": ADMISSIONS, "connector": CONNECTORS, "mode": MODES, "route": ROUTES, "telemetry": TELEMETRIES}
 _COUNTS = (
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -21,6 +27,7 @@ _COUNTS = (
     "chunk_tokens",
     "block_tokens",
     "tensor_parallel",
+    "engines",
 )
 
 
@@ -30,7 +37,8 @@ class RunOptions:
 
     Attributes:
         admission: recompute (no host tier) | none (plain offload) | fixed | conditioned.
-        host_gib: host tier in GiB per rank; `recompute` ignores it.
+        host_gib: host tier in GiB per rank: what it holds before it evicts. In mode `server` all engines share it,
+            else each has one. `recompute` ignores it.
         active_pool, time_scale, label_tasks, call_timeout_s: see `driver.DriverOptions`.
         gpu_kv_tokens: K_G; None leaves it to vLLM.
         chunk_tokens: b, a multiple of block_tokens.
@@ -45,6 +53,11 @@ class RunOptions:
         prefix_caching: whether the GPU's KV cache is searched for prefixes at all.
         vllm_args: more words for vLLM's command line.
         start_timeout_s: the server must be ready within that time.
+        mode: in_process (LMCache within each engine) | server (one `lmcache server`). `recompute` ignores it.
+        lazy_offload: LMCache's server mode stores what the GPU is about to evict, and not all that is computed.
+        engines: vLLM servers.
+        route: load | session; see `routing.Router`.
+        telemetry: of our connector: local | redis (a redis-server of the run's own). None: redis for several engines.
     """
 
     trace: Path
@@ -71,12 +84,17 @@ class RunOptions:
     label_tasks: bool = True
     call_timeout_s: float = 3600.0
     start_timeout_s: float = 900.0
+    mode: str = "in_process"
+    lazy_offload: bool = False
+    engines: int = 1
+    route: str = "load"
+    telemetry: str | None = None
 
     def __post_init__(self) -> None:
-        if self.admission not in ADMISSIONS:
-            raise ReplayOptionError(f"--admission is {self.admission!r}; allowed: {', '.join(ADMISSIONS)}")
-        if self.connector not in CONNECTORS:
-            raise ReplayOptionError(f"--connector is {self.connector!r}; allowed: {', '.join(CONNECTORS)}")
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in allowed:
+                raise ReplayOptionError(f"{option(name)} is {value!r}; allowed: {', '.join(allowed)}")
         if self.connector == "lmcache" and self.admission not in ("none", "recompute"):
             raise ReplayOptionError(
                 f"--connector lmcache has no write admission: --admission is {self.admission!r}; it must be none"
@@ -94,6 +112,7 @@ class RunOptions:
                 f"--chunk-tokens is {self.chunk_tokens}; it must be a multiple of --block-tokens, {self.block_tokens}"
             )
         self._check_rule()
+        self._check_deployment()
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
             raise ReplayOptionError(f"--gpu-memory-utilization is {share:g}; it must be above 0 and at most 1")
@@ -115,10 +134,45 @@ class RunOptions:
         if theta is not None and not 0 <= theta <= 1:
             raise ReplayOptionError(f"--occupancy-threshold is {theta:g}; it must be from 0 to 1")
 
+    def _check_deployment(self) -> None:
+        """Which parts go together. A sweep's server options hold for its `recompute` runs too, and mean nothing."""
+        if self.lazy_offload and self.mode != "server":
+            raise ReplayOptionError(f"--lazy-offload is for --mode server, not {self.mode}")
+        if self.lazy_offload and self.has_tier and not self.prefix_caching:
+            raise ReplayOptionError("--lazy-offload needs --prefix-caching: it waits for evictions of cached prefixes")
+        if self.telemetry == "redis" and not self.has_our_connector:
+            used = "recompute" if not self.has_tier else f"--connector {self.connector}"
+            raise ReplayOptionError(f"--telemetry redis is for our connector; {used} has no telemetry")
+
     @property
     def has_tier(self) -> bool:
         """Whether there is a connector at all."""
         return self.admission != "recompute"
+
+    @property
+    def has_our_connector(self) -> bool:
+        return self.has_tier and self.connector == "efficient"
+
+    @property
+    def has_lmcache_server(self) -> bool:
+        return self.has_tier and self.mode == "server"
+
+    @property
+    def has_redis(self) -> bool:
+        """Whether engines tell each other of their pools."""
+        return self.has_our_connector and (self.telemetry or ("redis" if self.engines > 1 else "local")) == "redis"
+
+    @property
+    def tiers(self) -> int:
+        """Host tiers of `host_gib` per rank."""
+        return 0 if not self.has_tier else 1 if self.mode == "server" else self.engines
+
+    @property
+    def host_memory_gib(self) -> float:
+        """What all host tiers take."""
+        if self.has_lmcache_server:
+            return l1_gib(self.host_gib, self.tensor_parallel)
+        return self.tiers * self.host_gib * self.tensor_parallel
 
     @property
     def driver(self) -> DriverOptions:
@@ -146,3 +200,10 @@ class RunOptions:
         """As JSON would read it again."""
         plain = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
         return {**plain, "vllm_args": list(self.vllm_args)}
+
+
+def with_defaults(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as a run.json or a sweep.json has them, with the defaults of those that are newer than the file."""
+    newer = ("mode", "lazy_offload", "engines", "route", "telemetry")
+    defaults = {each.name: each.default for each in fields(RunOptions) if each.name in newer}
+    return {**defaults, **recorded}

@@ -117,6 +117,7 @@ def initial_record(options: RunOptions, model: ModelFacts, trace: TraceReader | 
         status="running",
         admission=options.admission,
         connector=options.connector if options.has_tier else "none",
+        mode=options.mode if options.has_tier else "in_process",
         host_gib_per_rank=options.host_gib if options.has_tier else 0.0,
         active_pool=options.active_pool,
         calls=0 if trace is None else trace.totals.calls,
@@ -143,7 +144,7 @@ def _working_set(options: RunOptions, model: ModelFacts, trace: TraceReader | No
         pool=pool,
         mean_prompt_tokens=mean_prompt_tokens,
         bytes=working_set_bytes,
-        gamma_h=gamma_h(working_set_bytes, options.host_gib * _GIB) if options.has_tier else None,
+        gamma_h=gamma_h(working_set_bytes, options.tiers * options.host_gib * _GIB) if options.has_tier else None,
         gamma_g=None,
     )
 

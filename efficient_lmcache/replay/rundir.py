@@ -6,6 +6,9 @@ decisions.jsonl     one row per admission decision (`core.admission.Decision`), 
 server.log          the server's output
 metrics-before.txt  /metrics before the first call and
 metrics-after.txt   after the last one
+
+Of several engines, number 0 has server-0.log, metrics-before-0.txt and metrics-after-0.txt; decisions.jsonl has all of
+theirs. What engines share has its own files: lmcache-server.log, lmcache-metrics-before.txt and -after.txt, redis.log.
 """
 
 from __future__ import annotations
@@ -67,8 +70,8 @@ class WorkingSet:
     Attributes:
         pool: A, tasks at the same time: the active pool, or as many as the trace has if those are fewer.
         bytes: (A - 1) N beta per rank.
-        gamma_h: those bytes over the host tier's; None without a tier.
-        gamma_g: A N over the GPU's KV tokens; None before the server has said how many those are.
+        gamma_h: those bytes over the host tier's, of all engines' tiers together if each has one; None without a tier.
+        gamma_g: A N over all GPUs' KV tokens; None before the servers have said how many those are.
     """
 
     pool: int
@@ -76,6 +79,25 @@ class WorkingSet:
     bytes: float | None
     gamma_h: float | None
     gamma_g: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRecord:
+    """One of several engines' part of the run; names are those of `RunRecord`, which has the sums.
+
+    What a shared LMCache server counts for all engines together is None here.
+    """
+
+    server_command: list[str]
+    answered: int = 0
+    computed_prefill_tokens: int | None = None
+    restored_tokens_per_rank: int | None = None
+    stored_tokens_per_rank: int | None = None
+    dedup_chunks_per_rank: int | None = None
+    evicted_chunks_per_rank: int | None = None
+    preemptions: int | None = None
+    gpu_kv_tokens: int | None = None
+    decisions: DecisionCounts = field(default_factory=DecisionCounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +112,11 @@ class RunRecord:
         prompt_tokens, output_tokens: of the answered calls.
         computed_prefill_tokens: prompt tokens that vLLM computed, per request's first prefill.
         makespan_s: from the first dispatch to the last response.
-        options, command, server_command, trace: what was run.
+        options, command, server_command, trace: what was run; `server_command` is the first engine's.
+        mode: in_process | server; in_process where there is no tier.
+        lmcache_server_command: empty without such a server.
+        dropped_chunks_per_rank: that an LMCache server was asked to store and had no room for; None without one.
+        engines: one for each, if there are several.
     """
 
     status: str
@@ -122,6 +148,10 @@ class RunRecord:
     preemptions: int | None = None
     gpu_kv_tokens: int | None = None
     decisions: DecisionCounts = field(default_factory=DecisionCounts)
+    mode: str = "in_process"
+    lmcache_server_command: list[str] = field(default_factory=list)
+    dropped_chunks_per_rank: int | None = None
+    engines: list[EngineRecord] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
@@ -131,14 +161,22 @@ _RECORD = TypeAdapter(RunRecord)
 
 
 class RunDirectory:
-    """Paths and writers of one run; `create` refuses a directory that holds anything."""
+    """Paths and writers of one run; `create` refuses a directory that holds anything.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        engine: one of several, whose files these are; None: the run's.
+    """
+
+    def __init__(self, path: Path, engine: int | None = None) -> None:
         self.path = path
+        self._part = "" if engine is None else f"-{engine}"
         self.record = path / "run.json"
         self.calls = path / "calls.jsonl"
-        self.decisions = path / "decisions.jsonl"
-        self.server_log = path / "server.log"
+        self.decisions = path / f"decisions{self._part}.jsonl"
+        self.server_log = path / f"server{self._part}.log"
+
+    def of_engine(self, engine: int) -> RunDirectory:
+        return RunDirectory(self.path, engine)
 
     @staticmethod
     def require_new(path: Path) -> None:
@@ -160,7 +198,11 @@ class RunDirectory:
 
     def metrics(self, moment: str) -> Path:
         """`moment` is before or after."""
-        return self.path / f"metrics-{moment}.txt"
+        return self.path / f"metrics-{moment}{self._part}.txt"
+
+    def lmcache_metrics(self, moment: str) -> Path:
+        """Of the LMCache server."""
+        return self.path / f"lmcache-metrics-{moment}.txt"
 
     def write_record(self, record: RunRecord) -> None:
         """Replace run.json in one step: a reader sees the old record or the new one."""
@@ -176,6 +218,17 @@ class RunDirectory:
             for line in lines:
                 if line.endswith("\n"):
                     yield json.loads(line)
+
+    def merge_decisions(self, engines: int) -> None:
+        """Make one log of several engines', in the order of their clock, which processes of one machine share."""
+        parts = [self.of_engine(number) for number in range(engines)]
+        rows = [{**row, "engine": number} for number, part in enumerate(parts) for row in part.decision_rows()]
+        if not rows:
+            return
+        rows.sort(key=lambda row: float(row["now_s"]))
+        self.decisions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        for part in parts:
+            part.decisions.unlink(missing_ok=True)
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.error
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +28,7 @@ _STOP_GRACE_S = 20.0
 _LOG_TAIL_LINES = 6
 _EXCEPTION_MESSAGE = re.compile(r"(Error|Exception): ")
 _GIB = 1 << 30
+LMCACHE_QUIET = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -58,6 +59,10 @@ class ServerOptions:
         gpu_memory_utilization: share of each GPU's memory; None leaves it to vLLM.
         prefix_caching: whether vLLM looks for cached prefixes.
         vllm_args: more words, after all others.
+        lmcache_port: of the LMCache server that holds the host tier; None: the engine itself holds it.
+        lazy_offload: LMCache's, of its server mode.
+        redis_url: by which our connectors tell each other of their pool; None: they do not.
+        cpus: where the engine's threads run; None: wherever this process may.
     """
 
     model: Path
@@ -82,6 +87,10 @@ class ServerOptions:
     gpu_memory_utilization: float | None = None
     prefix_caching: bool = True
     vllm_args: tuple[str, ...] = ()
+    lmcache_port: int | None = None
+    lazy_offload: bool = False
+    redis_url: str | None = None
+    cpus: tuple[int, ...] | None = None
 
 
 def is_cpu_build() -> bool:
@@ -121,26 +130,37 @@ def _kv_transfer_config(options: ServerOptions) -> dict[str, object] | None:
     """None serves without a connector."""
     if options.connector == "none":
         return None
-    if options.connector == "lmcache":
-        return {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
-    ours = {
-        "efficient.admission": options.admission,
-        "efficient.write_threshold_chunks": options.write_threshold_chunks,
-        "efficient.occupancy_threshold": options.occupancy_threshold,
-        "efficient.activity_window_s": options.activity_window_s,
-        "efficient.decision_log": str(options.decision_log),
+    in_server = options.lmcache_port is not None
+    extra: dict[str, object] = {}
+    if in_server:
+        extra = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": options.lmcache_port}
+    if options.lazy_offload:
+        extra["lmcache.mp.lazy_offload"] = True
+    if options.connector == "efficient":
+        extra.update(_our_options(options))
+    theirs = "LMCacheMPConnector" if in_server else "LMCacheConnectorV1"
+    name = "EfficientLMCacheConnector" if options.connector == "efficient" else theirs
+    return {"kv_connector": name, "kv_role": "kv_both", **({"kv_connector_extra_config": extra} if extra else {})}
+
+
+def _our_options(options: ServerOptions) -> dict[str, object]:
+    given = {
+        "mode": None if options.lmcache_port is None else "server",
+        "admission": options.admission,
+        "write_threshold_chunks": options.write_threshold_chunks,
+        "occupancy_threshold": options.occupancy_threshold,
+        "activity_window_s": options.activity_window_s,
+        "telemetry.transport": None if options.redis_url is None else "redis",
+        "telemetry.redis_url": options.redis_url,
+        "decision_log": str(options.decision_log),
     }
-    return {
-        "kv_connector": "EfficientLMCacheConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {key: value for key, value in ours.items() if value is not None},
-    }
+    return {f"efficient.{name}": value for name, value in given.items() if value is not None}
 
 
 def environment(options: ServerOptions, inherited: Mapping[str, str]) -> dict[str, str]:
     """The server's environment: everything that would make two runs differ is set, the rest is inherited."""
     variables = {
-        **{name: value for name, value in inherited.items() if not name.startswith("LMCACHE_")},
+        **without_lmcache(inherited),
         VOCAB_SIZE_ENV: str(options.vocab_size),
         "PROMETHEUS_MULTIPROC_DIR": str(options.metrics_dir),
         "PYTHONHASHSEED": "0",
@@ -149,30 +169,63 @@ def environment(options: ServerOptions, inherited: Mapping[str, str]) -> dict[st
         # The second model runner, the default on GPUs, refuses logits processors of the first one's interface.
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         # Left to vLLM, the number of threads depends on whether there is a connector. GPUs ignore it.
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(cpu) for cpu in sorted(os.sched_getaffinity(0))),
-        "LMCACHE_TRACK_USAGE": "false",
-        "LMCACHE_DISABLE_BANNER": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(options.cpus or os.sched_getaffinity(0)))),
+        **LMCACHE_QUIET,
     }
     if options.gpu_kv_tokens is not None:
         kv_gib = options.gpu_kv_tokens * options.bytes_per_token / _GIB
         variables["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(kv_gib))
-    if options.connector != "none":
+    if options.connector != "none" and options.lmcache_port is None:
         variables["LMCACHE_CHUNK_SIZE"] = str(options.chunk_tokens)
         variables["LMCACHE_LOCAL_CPU"] = "True"
         variables["LMCACHE_MAX_LOCAL_CPU_SIZE"] = str(options.host_gib)
     return variables
 
 
+def without_lmcache(inherited: Mapping[str, str]) -> dict[str, str]:
+    """The caller's environment without its LMCache settings, which are not the run's."""
+    return {name: value for name, value in inherited.items() if not name.startswith("LMCACHE_")}
+
+
+def answers_http(port: int, path: str) -> bool:
+    """Whether a GET of `path` on this machine is answered with 200."""
+    try:
+        with open_url(f"http://127.0.0.1:{port}{path}", timeout=5.0) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def engine_is_ready(port: int) -> bool:
+    """Of a vLLM server."""
+    return answers_http(port, "/health")
+
+
 class Server:
-    """The server's process group; a `with` block ends with all of it gone, however the block ends.
+    """A server's process group; a `with` block ends with all of it gone, however the block ends.
 
     Enter it in the main thread: on Linux the server is also told to end when the thread that started it does, so that
     a killed process leaves no server behind.
+
+    Args:
+        port: that `is_ready` asks.
+        name: in messages.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], port: int, log: Path) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        port: int,
+        log: Path,
+        name: str = "the server",
+        is_ready: Callable[[int], bool] = engine_is_ready,
+    ) -> None:
         self.log = log
         self.base_url = f"http://127.0.0.1:{port}"
+        self._port = port
+        self._name = name
+        self._is_ready = is_ready
         self._command = command
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
@@ -215,17 +268,18 @@ class Server:
         return self._process.poll()
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Return once /health answers.
+        """Return once it is ready.
 
         Raises:
             ServerError: the server died, or is not ready after `timeout_s`.
         """
         start_s = time.monotonic()
-        while not self._healthy():
+        while not self._is_ready(self._port):
             if self.exit_status is not None:
-                raise ServerError(f"the server exited with status {self.exit_status} while starting; {self.log_tail()}")
+                status = self.exit_status
+                raise ServerError(f"{self._name} exited with status {status} while starting; {self.log_tail()}")
             if time.monotonic() - start_s > timeout_s:
-                raise ServerError(f"the server is not ready after {timeout_s:g} s; {self.log_tail()}")
+                raise ServerError(f"{self._name} is not ready after {timeout_s:g} s; {self.log_tail()}")
             time.sleep(_POLL_S)
 
     def log_tail(self) -> str:
@@ -233,13 +287,6 @@ class Server:
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         messages = [line for line in lines if _EXCEPTION_MESSAGE.search(line)]
         return "\n  ".join([f"its log, {self.log}, says", *(messages or lines)[-_LOG_TAIL_LINES:]])
-
-    def _healthy(self) -> bool:
-        try:
-            with open_url(f"{self.base_url}/health", timeout=5.0) as response:
-                return bool(response.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
 
 
 def _end_with_parent() -> None:
@@ -250,6 +297,13 @@ def _end_with_parent() -> None:
 
 def free_port() -> int:
     """A TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ones."""
+    with contextlib.ExitStack() as closing:
+        probes = [closing.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]

@@ -13,15 +13,14 @@ from rich.console import Console
 
 from efficient_lmcache.replay.cli_common import INTERRUPTED_STATUS, RUN_FAILED_STATUS, failure, user_errors
 from efficient_lmcache.replay.compare import compare, render
-from efficient_lmcache.replay.run import server_options
+from efficient_lmcache.replay.deployment import Ports, plan_deployment
 from efficient_lmcache.replay.rundir import RunDirectory
-from efficient_lmcache.replay.server import environment, serve_command
 from efficient_lmcache.sweep.estimate import Estimate
 from efficient_lmcache.sweep.predictions import predict_runs, prediction_text
 from efficient_lmcache.sweep.state import SweepState
 from efficient_lmcache.sweep.sweep import Prepared, SweepOptions, new_state, prepare, run_sweep
 
-_DRY_RUN_PORT = 8000  # a run takes any free one
+_DRY_RUN_PORT = 8000  # the first of them; a run takes any free ones
 
 
 def sweep(
@@ -50,7 +49,7 @@ def sweep(
 
 
 def dry_run_lines(prepared: Prepared, out: Path) -> Iterator[str]:
-    """A shell script of the runs; in comments what is predicted, and each server's command with its environment."""
+    """A shell script of the runs; in comments what is predicted, and its servers' commands with their environments."""
     totals, state = prepared.subject.trace.totals, new_state(prepared)
     predict_runs(state, prepared.plan, prepared.subject, prepared.runs)
     estimate = Estimate.of(prepared.runs, totals.calls, state)
@@ -65,15 +64,13 @@ def dry_run_lines(prepared: Prepared, out: Path) -> Iterator[str]:
         prediction = None if run.prediction is None else state.predictions[run.prediction]
         yield f"# {run.name}{'' if prediction is None else ': ' + prediction_text(prediction)}"
         yield shlex.join(planned.options.command())
-        server = server_options(
-            planned.options,
-            prepared.subject.model,
-            planned.context_tokens,
-            RunDirectory(planned.options.out),
-            Path("METRICS_DIR"),
-        )
-        variables = shlex.join(f"{name}={value}" for name, value in environment(server, {}).items())
-        yield f"#   {variables} {shlex.join(serve_command(server, _DRY_RUN_PORT))}"
+        options = planned.options
+        ports = Ports.of(options, list(range(_DRY_RUN_PORT, _DRY_RUN_PORT + options.engines + 3)))
+        facts = prepared.subject.model, planned.context_tokens, RunDirectory(options.out)
+        deployment = plan_deployment(options, *facts, Path("METRICS_DIR"), ports, {})
+        for part in (*deployment.shared, *deployment.engines):
+            variables = (f"{name}={value}" for name, value in part.environment.items())
+            yield f"#   {shlex.join([*variables, *part.command])}"
 
 
 def _report(state: SweepState, out: Path) -> None:

@@ -28,6 +28,8 @@ _AXES = (
     "gpu_kv_tokens",
     "gpu_memory_utilization",
     "prefix_caching",
+    "mode",
+    "lazy_offload",
 )
 
 
@@ -123,7 +125,8 @@ def _options(plan: Plan, subject: Subject, values: dict[str, Any], out: Path) ->
     if gamma_h is not None:
         if min(pool, subject.trace.totals.tasks) == 1:
             raise ReplayOptionError("gamma_h sizes no tier for a single agent, which has no working set; give host_gib")
-        values["host_gib"] = subject.working_set_bytes(pool) / gamma_h / _GIB
+        tiers = 1 if values.get("mode", plan.server.mode) == "server" else plan.server.engines
+        values["host_gib"] = subject.working_set_bytes(pool) / gamma_h / tiers / _GIB
     return RunOptions(
         **{
             "trace": subject.trace.path,
@@ -142,7 +145,8 @@ def _gpu_kv_tokens(plan: Plan, subject: Subject) -> int | None:
     if plan.server.gamma_g is None:
         return plan.server.gpu_kv_tokens
     pool = max(pool for matrix in plan.runs for pool in matrix.active_pool)
-    return int(min(pool, subject.trace.totals.tasks) * subject.mean_prompt_tokens / plan.server.gamma_g)
+    tokens = min(pool, subject.trace.totals.tasks) * subject.mean_prompt_tokens / plan.server.gamma_g
+    return int(tokens / plan.server.engines)
 
 
 def _name(values: dict[str, Any], repeat: int) -> str:
@@ -155,12 +159,15 @@ def _name(values: dict[str, Any], repeat: int) -> str:
         "occupancy_threshold": "t{:.12g}",
         "gpu_kv_tokens": "kv{}",
         "gpu_memory_utilization": "m{:.12g}",
+        "mode": "{}",
     }
     parts = [spelled[name].format(value) for name, value in values.items() if name in spelled]
     if values["connector"] == "lmcache":
         parts.append("lmcache")
     if not values["prefix_caching"]:
         parts.append("uncached")
+    if values.get("lazy_offload"):
+        parts.append("lazy")
     if repeat > 1:
         parts.append(f"r{repeat}")
     return "-".join(parts)

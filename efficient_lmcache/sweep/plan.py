@@ -39,7 +39,7 @@ class ServerPlan(_Section):
     """What every run's server has in common; see `replay.options.RunOptions`.
 
     Attributes:
-        gamma_g: instead of gpu_kv_tokens: K_G = A N / gamma_g at the plan's largest active pool.
+        gamma_g: instead of gpu_kv_tokens: A N / gamma_g at the plan's largest active pool, over the engines.
     """
 
     gpu_kv_tokens: Count | None = None
@@ -54,6 +54,11 @@ class ServerPlan(_Section):
     activity_window_s: Positive | None = None
     start_timeout_s: Positive = 900.0
     vllm_args: tuple[str, ...] = ()
+    mode: Literal["in_process", "server"] = "in_process"
+    lazy_offload: Annotated[bool, Field(strict=True)] = False
+    engines: Count = 1
+    route: Literal["load", "session"] = "load"
+    telemetry: Literal["local", "redis"] | None = None
 
     @model_validator(mode="after")
     def _one_size(self) -> ServerPlan:
@@ -92,7 +97,7 @@ class Matrix(_Section):
         host_gib, gamma_h: the host tier per rank, or the working set over it; one of them, none for `recompute`.
         connector: efficient | lmcache (unmodified; admission none).
         write_threshold_chunks, occupancy_threshold: kappa and theta.
-        gpu_kv_tokens, gpu_memory_utilization, prefix_caching: instead of the plan's server's.
+        gpu_kv_tokens, gpu_memory_utilization, prefix_caching, mode, lazy_offload: instead of the plan's server's.
         repeats: independent runs of each combination, every one on a fresh server.
     """
 
@@ -106,6 +111,8 @@ class Matrix(_Section):
     gpu_kv_tokens: Many[Count] | None = None
     gpu_memory_utilization: Many[Share] | None = None
     prefix_caching: Many[bool] = (True,)
+    mode: Many[Literal["in_process", "server"]] | None = None
+    lazy_offload: Many[Annotated[bool, Field(strict=True)]] | None = None
     repeats: Count = 1
 
     @model_validator(mode="after")

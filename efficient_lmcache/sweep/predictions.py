@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from efficient_lmcache.sizing.prediction import Predictor
     from efficient_lmcache.sizing.workload import Workload
 
-_UNPREDICTED = "not predicted: runs whose GPU cache vLLM sizes itself (give gpu_kv_tokens) or does not use"
+_UNPREDICTED = (
+    "not predicted: runs whose GPU cache vLLM sizes itself (give gpu_kv_tokens) or does not use, of several engines, "
+    "or with their host tier in an LMCache server"
+)
 
 
 def predict_runs(state: SweepState, plan: Plan, subject: Subject, runs: Sequence[PlannedRun]) -> None:
@@ -35,7 +38,7 @@ def predict_runs(state: SweepState, plan: Plan, subject: Subject, runs: Sequence
     with progress_bar("predicting", "runs") as progress:
         for done, (planned, run) in enumerate(zip(runs, state.runs, strict=True), 1):
             options = planned.options
-            if options.gpu_kv_tokens is None or not options.prefix_caching:
+            if options.gpu_kv_tokens is None or not _is_predictable(options):
                 continue
             configuration = _configuration(options)
             if configuration not in known:
@@ -51,6 +54,11 @@ def predict_runs(state: SweepState, plan: Plan, subject: Subject, runs: Sequence
             progress(done, len(runs))
     if any(run.prediction is None for run in state.runs):
         state.prediction_notes.append(_UNPREDICTED)
+
+
+def _is_predictable(options: RunOptions) -> bool:
+    """The prediction is of one engine with LMCache's in-process tier."""
+    return options.prefix_caching and options.engines == 1 and not options.has_lmcache_server
 
 
 def _configuration(options: RunOptions) -> tuple[Any, ...]:

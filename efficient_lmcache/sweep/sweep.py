@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from efficient_lmcache.replay.driver import ReplayOptionError
+from efficient_lmcache.replay.options import with_defaults
 from efficient_lmcache.replay.run import run_replay
 from efficient_lmcache.replay.rundir import RunDirectoryError, RunRecord, read_record
 from efficient_lmcache.replay.server import ServerOptions, serve_command
@@ -59,7 +60,7 @@ class Prepared:
 
     def unmet(self, out: Path) -> list[str]:
         """What the machine lacks, a sentence each: of what the plan requires, and memory and disk in any case."""
-        tiers_gib = max(run.options.host_gib * run.options.tensor_parallel for run in self.runs)
+        tiers_gib = max(run.options.host_memory_gib for run in self.runs)
         disk_gib = Estimate.of(self.runs, self.subject.trace.totals.calls).disk_bytes / _GIB
         return check(self.plan.requires, observe(out), host_tier_gib=tiers_gib, disk_gib=disk_gib)
 
@@ -152,7 +153,7 @@ def _differences(state: SweepState, fresh: SweepState) -> set[str]:
     """The plan's keys that would make other runs or other predictions."""
     if [run.name for run in state.runs] != [run.name for run in fresh.runs]:
         return {"runs"}
-    pairs = [(begun.options, given.options) for begun, given in zip(state.runs, fresh.runs, strict=True)]
+    pairs = [(with_defaults(begun.options), given.options) for begun, given in zip(state.runs, fresh.runs, strict=True)]
     pairs.append(({"predict": state.plan.get("predict")}, {"predict": fresh.plan["predict"]}))
     return {
         name for begun, given in pairs for name in given if name not in _FREE_OPTIONS and begun.get(name) != given[name]

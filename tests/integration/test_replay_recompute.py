@@ -18,6 +18,7 @@ from conftest import REPLAY_VOCAB_SIZE
 from efficient_lmcache.replay.driver import CallRow, Driver, DriverOptions, ServerLost
 from efficient_lmcache.replay.metrics import PREEMPTIONS, increase, scrape
 from efficient_lmcache.replay.protocol import FORCED_TOKENS_KEY
+from efficient_lmcache.replay.routing import Router
 from efficient_lmcache.replay.server import Server
 from efficient_lmcache.replay.trace import Call, Manifest, TraceReader, TraceWriter
 
@@ -41,7 +42,9 @@ def tokens(rng: np.random.Generator, length: int) -> Any:
 
 async def replay(trace: Path, server: Server, active_pool: int, rows: list[CallRow]) -> None:
     with TraceReader(trace) as reader:
-        await Driver(reader, server.base_url, DriverOptions(active_pool, label_tasks=False), rows.append).run()
+        await Driver(
+            reader, Router([server.base_url]), DriverOptions(active_pool, label_tasks=False), rows.append
+        ).run()
 
 
 def body(forced: Any = None, **changed: Any) -> dict[str, Any]:

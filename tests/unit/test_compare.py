@@ -95,6 +95,24 @@ def test_a_partial_run_or_one_under_other_options_has_no_ratio_and_is_no_base(
     assert ratios == {"none": 1.0, "fixed": None}
 
 
+def test_runs_from_before_an_option_existed_compare_with_later_ones(tmp_path: Path) -> None:
+    earlier = make_run(tmp_path, "a", "none", 1.0)
+    later = make_run(tmp_path, "b", "fixed", 1.0)
+    record = json.loads((later / "run.json").read_text())
+    record["options"].update({"mode": "in_process", "lazy_offload": False, "engines": 1, "route": "load"})
+    (later / "run.json").write_text(json.dumps(record))
+    assert compare([earlier, later])[1]["makespan_s_to_offload"] == 1.0
+
+
+def test_a_run_with_an_lmcache_server_says_so_and_is_no_base_for_others(tmp_path: Path) -> None:
+    modes = {"mode": "server", "lazy_offload": True}
+    options = {"active_pool": 4, "chunk_tokens": 128}
+    served = make_run(tmp_path, "a", "none", 1.0, mode="server", options={**options, **modes})
+    rows = compare([served, make_run(tmp_path, "b", "fixed", 1.0)])
+    assert rows[1]["makespan_s_to_offload"] is None
+    assert "none (server, lazy)" in render(rows, "table")
+
+
 def test_a_run_whose_trace_could_not_be_opened_is_refused_among_others(tmp_path: Path) -> None:
     runs = [
         make_run(tmp_path, "a", "none", 1.0),

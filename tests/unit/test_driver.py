@@ -25,6 +25,7 @@ from efficient_lmcache.replay.driver import (
     Tally,
     first_mismatch,
 )
+from efficient_lmcache.replay.routing import Router
 from efficient_lmcache.replay.server import free_port
 from efficient_lmcache.replay.trace import Call, Manifest, TraceReader, TraceWriter
 
@@ -50,12 +51,16 @@ def make_trace(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
+def url_of(http: TestServer) -> str:
+    return str(http.make_url("/")).rstrip("/")
+
+
 async def replay(path: Path, server: FakeServer, rows: list[CallRow] | None = None, **options: Any) -> list[CallRow]:
     rows = [] if rows is None else rows
     async with TestServer(server.application()) as http:
         with TraceReader(path) as trace:
             driver_options = DriverOptions(**{"active_pool": 1, "time_scale": 0.0, **options})
-            await Driver(trace, str(http.make_url("/")), driver_options, rows.append).run()
+            await Driver(trace, Router([url_of(http)]), driver_options, rows.append).run()
     return rows
 
 
@@ -99,7 +104,7 @@ async def test_a_task_waits_for_its_response_and_then_its_scaled_interval(make_t
 async def test_a_call_counts_as_sent_only_once_a_connection_takes_its_body(make_trace: Callable[..., Path]) -> None:
     rows: list[CallRow] = []
     with TraceReader(make_trace(tasks=1, calls=1)) as trace, pytest.raises(ServerLost):
-        await Driver(trace, f"http://127.0.0.1:{free_port()}", DriverOptions(1), rows.append).run()
+        await Driver(trace, Router([f"http://127.0.0.1:{free_port()}"]), DriverOptions(1), rows.append).run()
     (row,) = rows
     assert row.status == "failed"
     assert row.eligible_s is not None

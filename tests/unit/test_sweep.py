@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,28 @@ def test_a_dry_run_is_a_script_of_the_runs_and_creates_nothing(plan: Path) -> No
     assert "efficient_lmcache.cli" in servers[1]
 
 
+def test_a_dry_run_has_every_process_of_a_run_and_says_what_is_not_predicted(plan: Path) -> None:
+    server = {"gpu_kv_tokens": 8192, "mode": "server", "engines": 2, "lazy_offload": True}
+    write_plan(plan.parent, server=server, runs=[{"admission": "conditioned", "active_pool": 2, "host_gib": 0.001}])
+    result = CliRunner().invoke(app, ["replay", "sweep", str(plan), "--dry-run", "--out", str(plan.parent / "out")])
+    assert result.exit_code == 0, result.output
+    programs = [line for line in result.output.splitlines() if line.startswith("#   ")]
+    assert ["lmcache.cli.main" in programs[0], "redis-server" in programs[1]] == [True, True]
+    assert all("efficient_lmcache.cli serve" in program for program in programs[2:])
+    assert len(programs) == 4
+    assert "not predicted" in result.output
+
+
+def test_a_sweep_begun_before_an_option_existed_goes_on(finished: Path) -> None:
+    file = finished.parent / "out" / "sweep.json"
+    state = json.loads(file.read_text())
+    for run in state["runs"]:
+        for name in ("mode", "lazy_offload", "engines", "route", "telemetry"):
+            del run["options"][name]
+    file.write_text(json.dumps(state))
+    assert {run.status for run in sweep(finished, "die@1", resume=True).runs} == {"complete"}
+
+
 def test_a_printed_command_means_the_run_it_was_printed_for(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunOptions(
         trace=plan.parent / "agents.trace",
@@ -322,7 +345,12 @@ def test_a_printed_command_means_the_run_it_was_printed_for(plan: Path, monkeypa
         label_tasks=False,
         call_timeout_s=60.0,
         start_timeout_s=30.0,
+        mode="server",
+        engines=3,
+        route="session",
+        telemetry="local",
     )
+    lazy = replace(run, lazy_offload=True, prefix_caching=True, telemetry="redis")
     seen: list[RunOptions] = []
 
     def remember(options: RunOptions, _: Console) -> None:
@@ -330,8 +358,9 @@ def test_a_printed_command_means_the_run_it_was_printed_for(plan: Path, monkeypa
         raise KeyboardInterrupt
 
     monkeypatch.setattr("efficient_lmcache.replay.cli_replay.run_replay", remember)
-    CliRunner().invoke(replay_app, run.command()[2:])
-    assert seen == [run]
+    for each in (run, lazy):
+        CliRunner().invoke(replay_app, each.command()[2:])
+    assert seen == [run, lazy]
 
 
 def test_a_plan_that_cannot_be_run_is_named_with_its_file(plan: Path) -> None:

@@ -86,6 +86,25 @@ def test_pressure_ratios_become_sizes_of_this_trace(tmp_path: Path, trace: Path,
     assert {options.gpu_kv_tokens for options in runs.values()} == {int(4 * mean / 0.5)}
 
 
+def test_engines_that_share_a_tier_have_all_of_it_and_others_their_part(
+    tmp_path: Path, trace: Path, model: Path
+) -> None:
+    server = {"engines": 2, "route": "session", "gamma_g": 0.5, "chunk_tokens": 128}
+    matrix = {"admission": "none", "active_pool": 4, "gamma_h": 2.0, "mode": ["in_process", "server"]}
+    lazy = {**matrix, "mode": "server", "lazy_offload": True}
+    runs = {run.name: run.options for run in runs_of(tmp_path, trace, model, server=server, runs=[matrix, lazy])}
+    own, shared = runs["a4-none-g2-in_process"], runs["a4-none-g2-server"]
+    assert shared.host_gib == pytest.approx(2 * own.host_gib)
+    assert own.host_memory_gib == pytest.approx(2 * own.host_gib)
+    assert (own.engines, own.route) == (2, "session")
+    assert runs["a4-none-g2-server-lazy"].lazy_offload
+    alone = runs_of(
+        tmp_path, trace, model, server={"gamma_g": 0.5, "chunk_tokens": 128}, runs=[{**matrix, "mode": "server"}]
+    )
+    assert own.gpu_kv_tokens is not None
+    assert alone[0].options.gpu_kv_tokens in (2 * own.gpu_kv_tokens, 2 * own.gpu_kv_tokens + 1)
+
+
 def test_paths_of_a_plan_are_relative_to_it(tmp_path: Path) -> None:
     plan = load_plan(write(tmp_path, trace="agents.trace", model="../model", runs=RUNS))
     assert (plan.trace, plan.model) == (tmp_path / "agents.trace", tmp_path / "../model")
