@@ -78,6 +78,33 @@ def smallest_hashes(hashes: Collection[int]) -> tuple[tuple[int, ...], int]:
     return tuple(ascending[:MAX_TASK_HASHES]), ascending[MAX_TASK_HASHES]
 
 
+class PoolTasks(NamedTuple):
+    """The distinct active tasks of a pool.
+
+    Attributes:
+        hashes: of every one whose hash is below the threshold.
+        hash_threshold: `HASH_RANGE` where all are listed.
+    """
+
+    hashes: frozenset[int]
+    hash_threshold: int
+
+    @property
+    def active_pool(self) -> int:
+        """A; extrapolated where not all are listed."""
+        if self.hash_threshold == HASH_RANGE:
+            return len(self.hashes)
+        return round(len(self.hashes) * HASH_RANGE / self.hash_threshold)
+
+
+def pool_tasks(observations: Collection[Observation]) -> PoolTasks:
+    """The tasks of the given observations, at most one of each engine."""
+    threshold = min((seen.hash_threshold for seen in observations), default=HASH_RANGE)
+    return PoolTasks(
+        frozenset(task for seen in observations for task in seen.task_hashes if task < threshold), threshold
+    )
+
+
 def pool_estimate(observations: Collection[Observation]) -> PoolEstimate:
     """A and N over the given observations, at most one of each engine.
 
@@ -87,11 +114,8 @@ def pool_estimate(observations: Collection[Observation]) -> PoolEstimate:
     N weighs by the lookups of the activity window and not by the summed prompts, whose number says nothing of an
     engine's share once it has reached its bound. In a pool at rest, where no window holds a lookup, the latter decide.
     """
-    threshold = min((seen.hash_threshold for seen in observations), default=HASH_RANGE)
-    hashes = {task for seen in observations for task in seen.task_hashes if task < threshold}
-    active_pool = len(hashes) if threshold == HASH_RANGE else round(len(hashes) * HASH_RANGE / threshold)
     window_lookups = sum(seen.window_lookups for seen in observations)
     weights = [(seen.window_lookups if window_lookups else seen.prompt_lookups, seen) for seen in observations]
     weight = sum(lookups for lookups, _ in weights)
     mean = sum(lookups * seen.mean_prompt_tokens for lookups, seen in weights) / weight if weight else 0.0
-    return PoolEstimate(active_pool, mean, window_lookups, len(observations))
+    return PoolEstimate(pool_tasks(observations).active_pool, mean, window_lookups, len(observations))

@@ -51,6 +51,15 @@ class LocalSink(ReportSink):
         self._name = _channel_name(engine_id)
         self._channel_fd: int | None = None
 
+    def claim(self) -> bool:
+        """Whether the channel is ours, from now on if it was nobody's. Raises OSError."""
+        if self._channel_fd is None:
+            try:
+                self._channel_fd = self._claim_channel()
+            except BlockingIOError:
+                return False
+        return True
+
     def publish(self, payload: bytes) -> None:
         if self._channel_fd is None:
             self._channel_fd = self._claim_channel()

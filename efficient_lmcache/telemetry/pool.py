@@ -13,7 +13,14 @@ from typing import NamedTuple, TypeAlias, cast
 
 import msgpack
 
-from efficient_lmcache.core.observation import Observation, PoolEstimate, pool_estimate, smallest_hashes
+from efficient_lmcache.core.observation import (
+    Observation,
+    PoolEstimate,
+    PoolTasks,
+    pool_estimate,
+    pool_tasks,
+    smallest_hashes,
+)
 from efficient_lmcache.core.workingset import WorkingSetEstimator
 from efficient_lmcache.telemetry import redis_keys
 from efficient_lmcache.telemetry.cluster import ClusterView
@@ -52,6 +59,35 @@ class Lookup(NamedTuple):
 _Task: TypeAlias = "tuple[str, str | None, bool]"
 
 
+class TaskHasher(NamedTuple):
+    """Hashes the tasks that one engine sees: those that clients named as on every other engine with the same salt."""
+
+    salt: bytes
+    engine_id: str
+
+    def hash(self, task: str, tenant: str | None, is_named: bool) -> int:
+        # An inferred name means something on the engine that made it up, and there alone.
+        whose = tenant if is_named else self.engine_id
+        name = msgpack.packb([is_named, whose, task], unicode_errors="surrogatepass")
+        return int.from_bytes(hashlib.blake2b(name, key=self.salt, digest_size=8).digest(), "big") >> 1
+
+
+class PoolSnapshot(NamedTuple):
+    """A pool at one moment, as one engine knows it.
+
+    Attributes:
+        estimate: A and N.
+        tasks: what A counts.
+        hasher: what `tasks` were hashed with.
+        seen_s: this engine's lookups up to then are part of it, on its monotonic clock.
+    """
+
+    estimate: PoolEstimate
+    tasks: PoolTasks
+    hasher: TaskHasher
+    seen_s: float
+
+
 class Observer:
     """Counts the lookups of one engine.
 
@@ -66,7 +102,7 @@ class Observer:
         self._estimator = WorkingSetEstimator(0, window_s, prompt_window_lookups)
         self._window_lookups = EvictionWindow(window_s)
         self._pressure: bool | None = None
-        self._salt = b""
+        self._hasher = TaskHasher(b"", engine_id)
         self._hashes: dict[_Task, int] = {}
 
     def observation(self, sequence: int, salt: bytes, now_s: float) -> Observation:
@@ -77,11 +113,11 @@ class Observer:
             self._window_lookups.add(1, seen.now_s)
             self._pressure = seen.pressure
         self._estimator.estimate(now_s)
-        if salt != self._salt:
-            self._salt, self._hashes = salt, {}
+        if salt != self._hasher.salt:
+            self._hasher, self._hashes = TaskHasher(salt, self._engine_id), {}
         known = self._hashes
         tasks = cast("list[_Task]", self._estimator.active_tasks())
-        self._hashes = {task: known.get(task) or self._hash(*task) for task in tasks}
+        self._hashes = {task: known.get(task) or self._hasher.hash(*task) for task in tasks}
         hashes, threshold = smallest_hashes(set(self._hashes.values()))
         window_lookups = self._window_lookups.total(now_s)
         prompt_lookups, prompt_tokens = self._estimator.prompts
@@ -98,12 +134,6 @@ class Observer:
             received_s=now_s,
         )
 
-    def _hash(self, task: str, tenant: str | None, is_named: bool) -> int:
-        # An inferred name means something on the engine that made it up, and there alone.
-        whose = tenant if is_named else self._engine_id
-        name = msgpack.packb([is_named, whose, task], unicode_errors="surrogatepass")
-        return int.from_bytes(hashlib.blake2b(name, key=self._salt, digest_size=8).digest(), "big") >> 1
-
 
 class PoolTelemetry:
     """Every `interval_s`, on a thread of its own: publish this engine's observation, and estimate the pool.
@@ -119,7 +149,7 @@ class PoolTelemetry:
         on_estimate: called on this thread with each estimate.
 
     Attributes:
-        estimate: the newest; None before the first.
+        snapshot: the newest; None before the first.
     """
 
     def __init__(
@@ -134,7 +164,7 @@ class PoolTelemetry:
         max_age_s: float,
         on_estimate: Callable[[PoolEstimate], None] = lambda _: None,
     ) -> None:
-        self.estimate: PoolEstimate | None = None
+        self.snapshot: PoolSnapshot | None = None
         self._observer = observer
         self._engine_id = engine_id
         self._key = redis_keys.pool_key(deployment, engine_id)
@@ -148,6 +178,12 @@ class PoolTelemetry:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="efficient-lmcache-pool", daemon=True)
         self._thread.start()
+
+    @property
+    def estimate(self) -> PoolEstimate | None:
+        """The newest; None before the first."""
+        snapshot = self.snapshot
+        return None if snapshot is None else snapshot.estimate
 
     def close(self) -> None:
         """Stops. Safe to call twice."""
@@ -168,10 +204,12 @@ class PoolTelemetry:
             self._stopping.wait(self._interval_s)
 
     def _observe(self, sequence: int) -> None:
-        salt = self._outbox.salt
-        own = self._observer.observation(sequence, salt or self._own_salt, time.monotonic())
+        salt, now_s = self._outbox.salt, time.monotonic()
+        hasher = TaskHasher(salt or self._own_salt, self._engine_id)
+        own = self._observer.observation(sequence, hasher.salt, now_s)
         if salt:  # hashed with a salt of our own, our tasks would count beside the same ones on other engines
             self._outbox.put(self._key, encode(own))
         others = [seen for seen in self._view.observations(self._max_age_s) if seen.engine_id != self._engine_id]
-        self.estimate = pool_estimate([own, *others])
-        self._on_estimate(self.estimate)
+        seen = [own, *others]
+        self.snapshot = PoolSnapshot(pool_estimate(seen), pool_tasks(seen), hasher, now_s)
+        self._on_estimate(self.snapshot.estimate)

@@ -4,6 +4,7 @@ efficient-lmcache:<deployment>:tier:<engine>:<rank>     a tier report
 efficient-lmcache:<deployment>:pool:<engine>            an observation
 efficient-lmcache:<deployment>:index                    the set of those keys, as a Redis is too large to search
 efficient-lmcache:<deployment>:salt                     of the hashes of task names
+efficient-lmcache:<deployment>:probe:<tier>             the engine that probes a tier which several share
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ def tier_key(deployment: str, engine_id: str, rank: int) -> str:
 
 def pool_key(deployment: str, engine_id: str) -> str:
     return f"{prefix(deployment)}pool:{_quoted(engine_id)}"
+
+
+def probe_key(deployment: str, tier: str) -> str:
+    return f"{prefix(deployment)}probe:{_quoted(tier)}"
 
 
 @lru_cache(maxsize=1024)

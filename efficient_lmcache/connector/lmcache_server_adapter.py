@@ -1,0 +1,193 @@
+"""Every LMCache internal that the connector reads or sets in server mode (LMCache 0.5.6, multiprocess connector).
+
+`tests/integration/test_upstream_server.py` guards each of them, so that a change upstream fails there, not in service.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
+    from vllm.v1.request import Request
+
+#: Where `lmcache server` answers HTTP unless told otherwise (`--http-port`).
+DEFAULT_HTTP_PORT = 8080
+HTTP_TIMEOUT_S = 2.0
+_MAX_ANSWER_BYTES = 16 * 1024**2
+#: Directly: a proxy of the environment is not meant for the server beside the engine.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class ServerError(OSError):
+    """The server's HTTP side cannot be reached, or does not say what it should. The text names the address."""
+
+
+class Transfers(NamedTuple):
+    """What one step hands to the workers, in tokens.
+
+    Attributes:
+        stored_tokens: sent to the server, which may hold some of them already, or have no room.
+        restored_tokens: fetched from it, without those that vLLM has.
+    """
+
+    stored_tokens: int
+    restored_tokens: int
+
+
+class ServerSide:
+    """What the scheduler's connector reads and sets of LMCache's multiprocess connector."""
+
+    def __init__(self, connector: LMCacheMPConnector) -> None:
+        self._connector = connector
+        self._adapter = connector.scheduler_adapter
+
+    @property
+    def chunk_tokens(self) -> int:
+        """As the server has it."""
+        return int(self._adapter.lmcache_tokens_per_chunk)
+
+    @property
+    def pieces(self) -> int:
+        """Into how many objects a server splits a chunk: one for every rank whose KV differs from the others'."""
+        return int(self._adapter.parallel_strategy.kv_world_size)
+
+    @property
+    def url(self) -> str:
+        """Of several servers, which hold a share of the ranks each, the first speaks for all."""
+        return str(self._adapter._server_urls[0])
+
+    @property
+    def stores_when_evicted(self) -> bool:
+        """`lmcache.mp.lazy_offload`: blocks are stored when vLLM is about to evict them, not when they are computed."""
+        return bool(self._connector.lazy_offload)
+
+    def host_match_tokens(self, request_id: str) -> int:
+        """h of a request whose lookup is resolved."""
+        return int(self._connector.request_trackers[request_id].num_lmcache_hit_tokens)
+
+    def decline(self, request: Request) -> None:
+        """Store nothing more of a request that has been looked up.
+
+        By LMCache's own limit of what may be stored of a request, on its tracker: as a request's parameter it would
+        come too late, and become part of what is sent along with keys. A preempted request gets a new tracker.
+        """
+        self._connector.request_trackers[request.request_id].max_offload_tokens = 0
+
+    @staticmethod
+    def transfers(metadata: Any) -> Transfers:
+        """What `build_connector_meta` tells the workers to do."""
+        stored = restored = 0
+        for request in metadata.requests:
+            operation = request.op
+            if request.direction == "STORE":
+                stored += operation.end - operation.start
+            else:
+                restored += operation.end - operation.start - operation.skip_first_n_tokens
+        return Transfers(stored, restored)
+
+
+def prom_metrics(*arguments: Any) -> Any:
+    """The metrics of LMCache's multiprocess connector; arguments as of vLLM's `build_prom_metrics`."""
+    from lmcache.integration.vllm.lmcache_mp_metrics import LMCacheMPPromMetrics
+
+    return LMCacheMPPromMetrics(*arguments)
+
+
+class ServerStatus(NamedTuple):
+    """What a server says of its memory tier (L1), which all its engines share.
+
+    Attributes:
+        used_bytes: of objects, those that are being written included.
+        total_bytes: what there is to allocate from.
+        usable_bytes: what it holds before it evicts: its eviction starts at a watermark, on a thread of its own.
+        objects: held, one for each piece of a chunk.
+        removed_objects: since the start, for whatever reason.
+        evictions: since the start, how often the watermark was found exceeded and objects were evicted.
+    """
+
+    used_bytes: int
+    total_bytes: int
+    usable_bytes: int
+    objects: int
+    removed_objects: int
+    evictions: int
+
+
+def default_http_url(server_url: str) -> str:
+    """The HTTP address of a server whose message queue is at `server_url` (`tcp://host:port`)."""
+    host = urlsplit(server_url if "://" in server_url else f"tcp://{server_url}").hostname or "localhost"
+    return f"http://{f'[{host}]' if ':' in host else host}:{DEFAULT_HTTP_PORT}"
+
+
+def instance_id(http_url: str) -> str:
+    """What tells one start of one server from all others, unless its operator named it.
+
+    Raises:
+        ServerError: see there.
+    """
+    answer = _json(f"{http_url}/config")
+    try:
+        return str(answer["mp"]["instance_id"])
+    except (KeyError, TypeError):
+        raise ServerError(f"{http_url}/config does not say mp.instance_id") from None
+
+
+def server_status(http_url: str) -> ServerStatus:
+    """What the server's tier holds now.
+
+    Raises:
+        ServerError: see there; also where the server counts no evictions (`--disable-metrics`, `--otlp-endpoint`).
+    """
+    answer = _json(f"{http_url}/status")
+    try:
+        storage = answer["storage_manager"]
+        tiers = storage["l1_managers"]
+        watermarks = {tag: storage["l1_eviction_controllers"][tag]["trigger_watermark"] for tag in tiers}
+        counts = _counters(http_url)
+        return ServerStatus(
+            used_bytes=sum(int(tier["memory_used_bytes"]) for tier in tiers.values()),
+            total_bytes=sum(int(tier["memory_total_bytes"]) for tier in tiers.values()),
+            usable_bytes=sum(int(tier["memory_total_bytes"] * watermarks[tag]) for tag, tier in tiers.items()),
+            objects=sum(int(tier["total_object_count"]) for tier in tiers.values()),
+            removed_objects=counts["lmcache_mp_l1_evicted"],
+            evictions=counts["lmcache_mp_l1_eviction_loop_triggered"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ServerError(f"{http_url}/status lacks {error}") from None
+
+
+def _counters(http_url: str) -> dict[str, int]:
+    """The sums of two counters over their labels; a counter that has not counted yet does not show.
+
+    Raises:
+        ServerError: see `server_status`.
+    """
+    text = _answer(f"{http_url}/metrics").decode(errors="replace")
+    # Counts every second, so that without it nothing is counted.
+    if "lmcache_mp_l1_eviction_loop_ticks" not in text:
+        raise ServerError(f"{http_url}/metrics counts no evictions; allowed: a server that serves its own metrics")
+    # The exporter adds a unit and `_total` to a counter's name.
+    return {
+        name: int(sum(map(float, re.findall(rf"^{name}(?:_chunks)?_total(?:{{.*}})? (\S+)", text, re.MULTILINE))))
+        for name in ("lmcache_mp_l1_evicted", "lmcache_mp_l1_eviction_loop_triggered")
+    }
+
+
+def _json(url: str) -> Any:
+    try:
+        return json.loads(_answer(url))
+    except ValueError:
+        raise ServerError(f"{url} does not answer with JSON") from None
+
+
+def _answer(url: str) -> bytes:
+    try:
+        with _opener.open(url, timeout=HTTP_TIMEOUT_S) as response:
+            return bytes(response.read(_MAX_ANSWER_BYTES))
+    except OSError as error:  # urllib's own errors are of this kind
+        raise ServerError(f"{url}: {error}") from None
