@@ -226,11 +226,14 @@ ROWS = {
         ),
         Panel(
             "Pressure on every tier, γ_H",
-            "What each engine sees of the pool over what its own tier holds. Above 1 the tier cannot hold it.",
+            "What an engine sees of the pool over what its own tier holds; of a shared tier, the whole pool. "
+            "Above 1 the tier cannot hold it.",
             "none",
             {
                 "{{engine}}/{{rank}}": f"{working_set_tokens('active_pool_tasks', 'mean_prompt_tokens')}"
                 f" / {cluster('tier_capacity_tokens')}"
+                f" or {working_set_tokens('pool_active_tasks', 'pool_mean_prompt_tokens')}"
+                f" / on (deployment, instance, job) group_right {cluster('tier_capacity_tokens')}"
             },
             limit=1,
         ),
