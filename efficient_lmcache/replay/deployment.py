@@ -14,6 +14,7 @@ from efficient_lmcache.replay.preflight import ModelFacts
 from efficient_lmcache.replay.redis_server import redis_command, redis_is_ready
 from efficient_lmcache.replay.rundir import RunDirectory
 from efficient_lmcache.replay.server import (
+    LMCachePorts,
     Server,
     ServerOptions,
     engine_is_ready,
@@ -31,8 +32,7 @@ class Ports:
     """On 127.0.0.1; None where the run has no such process."""
 
     engines: tuple[int, ...]
-    lmcache: int | None
-    lmcache_http: int | None
+    lmcache: LMCachePorts | None
     redis: int | None
 
     @classmethod
@@ -40,8 +40,8 @@ class Ports:
         """The first ones of `ports`, which are at least the engines' number and three."""
         rest = iter(ports)
         engines = tuple(next(rest) for _ in range(options.engines))
-        lmcache, lmcache_http = (next(rest), next(rest)) if options.has_lmcache_server else (None, None)
-        return cls(engines, lmcache, lmcache_http, next(rest) if options.has_redis else None)
+        lmcache = LMCachePorts(next(rest), next(rest)) if options.has_lmcache_server else None
+        return cls(engines, lmcache, next(rest) if options.has_redis else None)
 
     @classmethod
     def free(cls, options: RunOptions) -> Ports:
@@ -114,11 +114,9 @@ def plan_deployment(
     shared: list[Part] = []
     lmcache = None
     if ports.lmcache is not None:
-        assert ports.lmcache_http is not None
-        ranks = options.tensor_parallel
-        words = lmcache_command(options.host_gib, ranks, options.chunk_tokens, ports.lmcache, ports.lmcache_http)
+        words = lmcache_command(options.host_gib, options.tensor_parallel, options.chunk_tokens, ports.lmcache)
         variables, log = lmcache_environment(inherited), directory.path / "lmcache-server.log"
-        lmcache = Part("the LMCache server", words, variables, ports.lmcache_http, log, lmcache_is_ready)
+        lmcache = Part("the LMCache server", words, variables, ports.lmcache.http, log, lmcache_is_ready)
         shared.append(lmcache)
     if ports.redis is not None:
         words, log = redis_command(ports.redis, directory.path), directory.path / "redis.log"
@@ -165,7 +163,7 @@ def _engine_options(
         gpu_memory_utilization=options.gpu_memory_utilization,
         prefix_caching=options.prefix_caching,
         vllm_args=options.vllm_args,
-        lmcache_port=ports.lmcache,
+        lmcache_server=ports.lmcache,
         lazy_offload=options.lazy_offload and options.has_lmcache_server,
         redis_url=None if ports.redis is None else f"redis://127.0.0.1:{ports.redis}",
         cpus=_cpus(number, options.engines),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from efficient_lmcache.replay.server import LMCACHE_QUIET, answers_http, without_lmcache
+from efficient_lmcache.replay.server import LMCACHE_QUIET, LMCachePorts, answers_http, without_lmcache
 
 #: LMCache's own defaults, fixed here because the tier's size depends on them.
 WATERMARK = 0.8
@@ -22,14 +22,14 @@ def l1_gib(host_gib: float, ranks: int) -> float:
     return host_gib * ranks / WATERMARK
 
 
-def lmcache_command(host_gib: float, ranks: int, chunk_tokens: int, port: int, http_port: int) -> list[str]:
-    """The command line that serves engines on 127.0.0.1:`port`, and its status and metrics on `http_port`.
+def lmcache_command(host_gib: float, ranks: int, chunk_tokens: int, ports: LMCachePorts) -> list[str]:
+    """The command line that serves on 127.0.0.1.
 
     Args:
         host_gib: tier per rank that is usable, see above.
     """
-    args = [sys.executable, "-m", "lmcache.cli.main", "server", "--host", "127.0.0.1", "--port", str(port)]
-    args += ["--http-host", "127.0.0.1", "--http-port", str(http_port), "--chunk-size", str(chunk_tokens)]
+    args = [sys.executable, "-m", "lmcache.cli.main", "server", "--host", "127.0.0.1", "--port", str(ports.engines)]
+    args += ["--http-host", "127.0.0.1", "--http-port", str(ports.http), "--chunk-size", str(chunk_tokens)]
     # Allocated lazily, the tier would be rounded up to 64 MiB.
     args += ["--l1-size-gb", repr(l1_gib(host_gib, ranks)), "--no-l1-use-lazy", "--eviction-policy", "LRU"]
     args += ["--eviction-trigger-watermark", str(WATERMARK), "--eviction-ratio", str(_EVICTED_SHARE)]

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from efficient_lmcache.replay.localhost import open_url
 from efficient_lmcache.replay.protocol import FORCED_OUTPUT_PROCESSOR, VOCAB_SIZE_ENV
@@ -35,6 +36,13 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 class ServerError(RuntimeError):
     """The server did not start; the message says what to read."""
+
+
+class LMCachePorts(NamedTuple):
+    """Of an LMCache server on this machine: where engines talk to it, and where it answers HTTP."""
+
+    engines: int
+    http: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,7 @@ class ServerOptions:
         gpu_memory_utilization: share of each GPU's memory; None leaves it to vLLM.
         prefix_caching: whether vLLM looks for cached prefixes.
         vllm_args: more words, after all others.
-        lmcache_port: of the LMCache server that holds the host tier; None: the engine itself holds it.
+        lmcache_server: that holds the host tier; None: the engine itself holds it.
         lazy_offload: LMCache's, of its server mode.
         redis_url: by which our connectors tell each other of their pool; None: they do not.
         cpus: where the engine's threads run; None: wherever this process may.
@@ -87,7 +95,7 @@ class ServerOptions:
     gpu_memory_utilization: float | None = None
     prefix_caching: bool = True
     vllm_args: tuple[str, ...] = ()
-    lmcache_port: int | None = None
+    lmcache_server: LMCachePorts | None = None
     lazy_offload: bool = False
     redis_url: str | None = None
     cpus: tuple[int, ...] | None = None
@@ -130,22 +138,24 @@ def _kv_transfer_config(options: ServerOptions) -> dict[str, object] | None:
     """None serves without a connector."""
     if options.connector == "none":
         return None
-    in_server = options.lmcache_port is not None
+    server = options.lmcache_server
     extra: dict[str, object] = {}
-    if in_server:
-        extra = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": options.lmcache_port}
+    if server is not None:
+        extra = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": server.engines}
     if options.lazy_offload:
         extra["lmcache.mp.lazy_offload"] = True
     if options.connector == "efficient":
         extra.update(_our_options(options))
-    theirs = "LMCacheMPConnector" if in_server else "LMCacheConnectorV1"
+    theirs = "LMCacheConnectorV1" if server is None else "LMCacheMPConnector"
     name = "EfficientLMCacheConnector" if options.connector == "efficient" else theirs
     return {"kv_connector": name, "kv_role": "kv_both", **({"kv_connector_extra_config": extra} if extra else {})}
 
 
 def _our_options(options: ServerOptions) -> dict[str, object]:
+    server = options.lmcache_server
     given = {
-        "mode": None if options.lmcache_port is None else "server",
+        "mode": None if server is None else "server",
+        "server.http_url": None if server is None else f"http://127.0.0.1:{server.http}",
         "admission": options.admission,
         "write_threshold_chunks": options.write_threshold_chunks,
         "occupancy_threshold": options.occupancy_threshold,
@@ -175,7 +185,7 @@ def environment(options: ServerOptions, inherited: Mapping[str, str]) -> dict[st
     if options.gpu_kv_tokens is not None:
         kv_gib = options.gpu_kv_tokens * options.bytes_per_token / _GIB
         variables["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(kv_gib))
-    if options.connector != "none" and options.lmcache_port is None:
+    if options.connector != "none" and options.lmcache_server is None:
         variables["LMCACHE_CHUNK_SIZE"] = str(options.chunk_tokens)
         variables["LMCACHE_LOCAL_CPU"] = "True"
         variables["LMCACHE_MAX_LOCAL_CPU_SIZE"] = str(options.host_gib)
