@@ -10,6 +10,7 @@ from efficient_lmcache.connector import lmcache_server_adapter
 from efficient_lmcache.connector.lmcache_server_adapter import ServerStatus
 from efficient_lmcache.core.tier import TierReport
 from efficient_lmcache.telemetry.eviction_window import EvictionWindow
+from efficient_lmcache.telemetry.shared_probe import SHARED_TIER_PREFIX
 
 _logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class ServerTier:
             ServerError: the server cannot be asked.
         """
         server = lmcache_server_adapter.instance_id(self._http_url)
-        return f"lmcache-server/{server}/{self._pieces}x{self._chunk_bytes}"
+        return f"{SHARED_TIER_PREFIX}{server}/{self._pieces}x{self._chunk_bytes}"
 
     def resume(self, report: TierReport | None) -> None:
         """Start to watch where another one has left off, with `report` as its last word."""

@@ -14,6 +14,8 @@ from efficient_lmcache.telemetry.backoff import Backoff
 from efficient_lmcache.telemetry.failure_log import FailureLog
 from efficient_lmcache.telemetry.report import encode
 
+#: Names of shared tiers begin with it; no engine's does.
+SHARED_TIER_PREFIX = "lmcache-server/"
 _CLOSE_TIMEOUT_S = 5.0
 _logger = logging.getLogger(__name__)
 
@@ -22,7 +24,10 @@ class SharedTier(Protocol):
     """What is probed. Every failure is an OSError."""
 
     def identify(self) -> str:
-        """The tier's name, on which its engines agree; another one after a restart of what keeps the tier."""
+        """The tier's name, on which its engines agree; another one after a restart of what keeps the tier.
+
+        Begins with `SHARED_TIER_PREFIX`.
+        """
         ...
 
     def resume(self, report: TierReport | None) -> None:

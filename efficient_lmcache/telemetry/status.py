@@ -9,13 +9,17 @@ from typing import Any
 from efficient_lmcache.core.observation import Observation, PoolEstimate, pool_estimate
 from efficient_lmcache.core.tier import TierReport
 from efficient_lmcache.telemetry.cluster import ClusterView
+from efficient_lmcache.telemetry.shared_probe import SHARED_TIER_PREFIX
 
 SCHEMA = "efficient-lmcache-cluster/1"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """One rank of one engine: what its worker said of the tier, what its scheduler said of the pool, or one of both."""
+    """One rank of one engine: what its worker said of the tier, what its scheduler said of the pool, or one of both.
+
+    Or a tier that engines share, under its own name.
+    """
 
     engine_id: str
     rank: int
@@ -80,7 +84,8 @@ class ClusterStatus:
 
     @property
     def engine_count(self) -> int:
-        return len({row.engine_id for row in self.engines})
+        """Of a tier that engines share, none is."""
+        return len({row.engine_id for row in self.engines if not row.engine_id.startswith(SHARED_TIER_PREFIX)})
 
     def record(self, deployment: str) -> dict[str, Any]:
         """In types that JSON knows."""

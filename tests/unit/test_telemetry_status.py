@@ -18,6 +18,7 @@ from efficient_lmcache.core.tier import TierReport
 from efficient_lmcache.telemetry import observation, redis_keys, report
 from efficient_lmcache.telemetry.cluster import ClusterView
 from efficient_lmcache.telemetry.exporter import POOL_GAUGES, RANK_COUNTERS, RANK_GAUGES, ClusterCollector
+from efficient_lmcache.telemetry.shared_probe import SHARED_TIER_PREFIX
 from efficient_lmcache.telemetry.status import ClusterStatus, cluster_status
 from efficient_lmcache.telemetry.watch import table
 
@@ -41,6 +42,16 @@ def printed(status: ClusterStatus, width: int = 80, max_rows: int | None = None)
 @pytest.fixture
 def view() -> ClusterView:
     return ClusterView()
+
+
+def test_a_tier_that_engines_share_is_a_row_of_its_own_and_no_engine(view):
+    for engine in "ab":
+        view.receive(redis_keys.pool_key("default", engine), observation.encode(replace(SEEN, engine_id=engine)))
+    name = SHARED_TIER_PREFIX + "7c1f/1x262144"
+    view.receive(redis_keys.tier_key("default", name, 0), report.encode(replace(REPORT, engine_id=name)))
+    status = cluster_status(view, 10.0)
+    assert [row.engine_id for row in status.engines] == ["a", "b", name]
+    assert (status.engine_count, status.capacity_chunks) == (2, 100)
 
 
 def test_rows_are_joined_by_engine_and_the_pool_is_summed(view):
