@@ -46,7 +46,8 @@ class RunRow:
 
     Attributes:
         name, directory: of the run.
-        configuration: as the paper names it, with kappa and theta where they are not the default's.
+        configuration: as the paper names it, with kappa and theta where they are not the default's, and with what is
+            not one engine with LMCache in process.
         admission: recompute | none | fixed | conditioned.
         connector: none | efficient | lmcache.
         active_pool: A.
@@ -141,7 +142,7 @@ def _row(run: Run, compared: dict[str, Any]) -> RunRow:
     return RunRow(
         name=run.name,
         directory=str(run.path),
-        configuration=_configuration(record["admission"], record["connector"], kappa, theta),
+        configuration=_configuration(record, kappa, theta),
         working_set_gib_per_rank=None if working_set_bytes is None else working_set_bytes / GIB,
         gamma_h=working_set["gamma_h"],
         gamma_g=working_set["gamma_g"],
@@ -159,10 +160,14 @@ def _row(run: Run, compared: dict[str, Any]) -> RunRow:
     )
 
 
-def _configuration(admission: str, connector: str, kappa: int | None, theta: float | None) -> str:
+def _configuration(record: dict[str, Any], kappa: int | None, theta: float | None) -> str:
+    engines = len(record["engines"]) or 1
     set_to = [f"κ = {kappa}"] if kappa is not None else []
     set_to += [f"θ = {theta:g}"] if theta is not None else []
-    name = _CONFIGURATIONS[admission] + (" (LMCache's)" if connector == "lmcache" else "")
+    set_to += [f"{engines} engines"] if engines > 1 else []
+    if record["mode"] == "server":
+        set_to.append("lazy server" if record["options"].get("lazy_offload") else "server")
+    name = _CONFIGURATIONS[record["admission"]] + (" (LMCache's)" if record["connector"] == "lmcache" else "")
     return ", ".join([name, *set_to])
 
 

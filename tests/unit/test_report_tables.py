@@ -178,6 +178,14 @@ def test_thresholds_of_a_run_are_part_of_its_configuration(tmp_path: Path, trace
     assert rows[1].prefill_to_offload is not None
 
 
+def test_a_run_with_an_lmcache_server_is_another_configuration(tmp_path: Path, trace: Path) -> None:
+    inner = make_run(tmp_path / "runs", "a", trace, "none", 8).path
+    served = make_run(tmp_path / "runs", "b", trace, "none", 8, options={"lazy_offload": True}).path
+    edit_record(served, mode="server", engines=[{"server_command": []}] * 3)
+    rows = {row.name: row.configuration for row in runs_table(read_inputs([inner, served]).runs)}
+    assert rows == {"a": "Offload", "b": "Offload, 3 engines, lazy server"}
+
+
 def test_runs_of_several_traces_share_a_table_but_no_figure(tmp_path: Path, trace: Path) -> None:
     other = write_trace(tmp_path / "other.trace", [[5, 5]])
     paths = [make_run(tmp_path / "runs", at.stem, at, "none", 8).path for at in (trace, other)]
