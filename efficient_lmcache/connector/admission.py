@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from efficient_lmcache.connector import vllm_adapter
+from efficient_lmcache.connector.tier_writes import SKIP_SAVE_KEY, TierWrites
 from efficient_lmcache.core.admission import AdmissionPolicy, Decision, RequestFacts
 from efficient_lmcache.core.tasks import TaskInference
 from efficient_lmcache.core.tier import TierReport
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from efficient_lmcache.connector.metrics import StatsCollector
-
-#: LMCache's request-level switch: none of the request's new KV is stored.
-SKIP_SAVE_KEY = "lmcache.skip_save"
+    from efficient_lmcache.connector.remote import RemoteAdmission
 
 _logger = logging.getLogger(__name__)
 
@@ -50,6 +49,7 @@ class RequestAdmission:
         stats: counts the decisions.
         decision_log: receives every decision; None for none.
         pool_lookups: receives every lookup, for the pool's A and N; None for none.
+        remote: decides for the remote tier, and `policy` for the CPU tier alone; None without a remote tier.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class RequestAdmission:
         stats: StatsCollector,
         decision_log: DecisionLog | None = None,
         pool_lookups: deque[Lookup] | None = None,
+        remote: RemoteAdmission | None = None,
     ) -> None:
         self._policy = policy
         self._tasks = tasks
@@ -69,8 +70,9 @@ class RequestAdmission:
         self._stats = stats
         self._decision_log = decision_log
         self._pool_lookups = pool_lookups
-        # Whether the request's new KV is saved.
-        self._decided: dict[str, bool] = {}
+        self._remote = remote
+        # The transfer parameters that carry the request's decision.
+        self._decided: dict[str, dict[str, bool]] = {}
         self._failures = FailureLog(_logger, "Deciding on a write admission")
 
     def __len__(self) -> int:
@@ -86,22 +88,21 @@ class RequestAdmission:
         request_id = request.request_id
         if request_id in self._decided or request.sampling_params is None:
             return
-        self._decided[request_id] = True
+        self._decided[request_id] = {}
         try:
             task = vllm_adapter.named_task(request)
             if task is None:
                 task = self._tasks.assign(*vllm_adapter.prompt(request))
             facts = RequestFacts(task, request.num_prompt_tokens, host_match_tokens(request_id))
             now_s = self._clock()
-            decision = self._policy.decide(facts, self._reports.report, now_s)
-            if not decision.save:
-                self._decided[request_id] = False
-                vllm_adapter.set_kv_transfer_param(request, SKIP_SAVE_KEY, True)
-            self._stats.add_decision(decision)
+            decision, remote = self._decide(request_id, facts, now_s)
+            self._decided[request_id] = _transfer_params(decision, remote)
+            self.on_scheduled(request)
+            self._stats.add_decision(decision, remote)
             if self._pool_lookups is not None:
                 self._pool_lookups.append(_pool_lookup(request, decision, now_s))
             if self._decision_log is not None:
-                self._decision_log.write(request_id, decision)
+                self._decision_log.write(request_id, decision, remote)
         except Exception as error:
             self._failures.failed(error)
         else:
@@ -110,10 +111,9 @@ class RequestAdmission:
 
     def on_scheduled(self, request: Request) -> None:
         """Keep a declined request declined: the next input of a streaming session brings parameters of its own."""
-        if self._decided.get(request.request_id, True):
-            return
         try:
-            vllm_adapter.set_kv_transfer_param(request, SKIP_SAVE_KEY, True)
+            for key, value in self._decided.get(request.request_id, {}).items():
+                vllm_adapter.set_kv_transfer_param(request, key, value)
         except Exception as error:
             self._failures.failed(error)
 
@@ -124,6 +124,21 @@ class RequestAdmission:
     def close(self) -> None:
         if self._decision_log is not None:
             self._decision_log.close()
+        if self._remote is not None:
+            self._remote.close()
+
+    def _decide(self, request_id: str, facts: RequestFacts, now_s: float) -> tuple[Decision, Decision | None]:
+        """The CPU tier's decision, and the remote tier's if there is one. `facts` are those of all tiers together."""
+        if self._remote is None:
+            return self._policy.decide(facts, self._reports.report, now_s), None
+        of_cpu_tier = self._remote.facts_of_cpu_tier(request_id, facts)
+        return self._policy.decide(of_cpu_tier, self._reports.report, now_s), self._remote.decide(facts, now_s)
+
+
+def _transfer_params(decision: Decision, remote: Decision | None) -> dict[str, bool]:
+    if remote is not None:
+        return TierWrites(cpu=decision.save, remote=remote.save).transfer_params()
+    return {} if decision.save else {SKIP_SAVE_KEY: True}
 
 
 def _pool_lookup(request: Request, decision: Decision, now_s: float) -> Lookup:
@@ -140,8 +155,10 @@ class DecisionLog:
         self._clock = clock
         self._file: TextIO = open(path, "a", buffering=1)  # noqa: SIM115 - closed by close()
 
-    def write(self, request_id: str, decision: Decision) -> None:
+    def write(self, request_id: str, decision: Decision, remote: Decision | None = None) -> None:
         row = {"request_id": request_id, "now_s": self._clock(), "admission": self._policy, **decision.record()}
+        if remote is not None:
+            row["remote"] = remote.record()
         self._file.write(json.dumps(row) + "\n")
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from efficient_lmcache.connector.isolation import TenantIsolation
 from efficient_lmcache.connector.metrics import ConnectorPromMetrics, ConnectorStats, StatsCollector
 from efficient_lmcache.connector.offload import WorkerOffload
 from efficient_lmcache.connector.options import ConnectorOptions, OptionError, parse_options
+from efficient_lmcache.connector.remote import start_remote_admission
 from efficient_lmcache.connector.telemetry import SchedulerTelemetry
 from efficient_lmcache.core.admission import ADMISSIONS, AdmissionParameters, AdmissionPolicy
 from efficient_lmcache.core.tasks import TaskInference
@@ -72,19 +73,18 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
             _logger.warning("efficient.admission is none in this engine: %s", obstacle)
             options = options.model_copy(update={"admission": "none"})
         bytes_per_token = vllm_adapter.footprint_bytes_per_token_per_rank(vllm_config)
-        policy = ADMISSIONS[options.admission](
-            AdmissionParameters(
-                chunk_tokens=lmcache.chunk_tokens,
-                bytes_per_token=bytes_per_token,
-                configured_capacity_bytes=lmcache.host_tier_bytes,
-                write_threshold_chunks=options.write_threshold_chunks,
-                occupancy_threshold=options.occupancy_threshold,
-                report_max_age_s=options.report_max_age_s,
-                activity_window_s=options.activity_window_s,
-                prompt_window_lookups=options.prompt_window_lookups,
-            )
+        parameters = AdmissionParameters(
+            chunk_tokens=lmcache.chunk_tokens,
+            bytes_per_token=bytes_per_token,
+            configured_capacity_bytes=lmcache.host_tier_bytes,
+            write_threshold_chunks=options.write_threshold_chunks,
+            occupancy_threshold=options.occupancy_threshold,
+            report_max_age_s=options.report_max_age_s,
+            activity_window_s=options.activity_window_s,
+            prompt_window_lookups=options.prompt_window_lookups,
         )
-        self._telemetry = SchedulerTelemetry(options, self._engine_id, self._stats)
+        policy = ADMISSIONS[options.admission](parameters)
+        self._telemetry = telemetry = SchedulerTelemetry(options, self._engine_id, self._stats)
         self._admission = RequestAdmission(
             policy,
             TaskInference(vllm_adapter.hash_block_tokens(vllm_config)),
@@ -93,6 +93,9 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
             stats=self._stats,
             decision_log=_open_decision_log(options, policy),
             pool_lookups=self._telemetry.lookups,
+            remote=start_remote_admission(
+                options, lmcache, parameters, self._engine_id, lambda: telemetry.pool_estimate
+            ),
         )
         _logger.info("%s", _start_up_line(options, lmcache, bytes_per_token))
 

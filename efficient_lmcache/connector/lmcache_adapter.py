@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,8 @@ from lmcache.v1.gpu_connector.gpu_connectors import GPUConnectorInterface
 from lmcache.v1.memory_management import get_size_bytes
 
 from efficient_lmcache.connector.cpu_transfer import copy_chunk_to_paged, copy_paged_to_chunk
+from efficient_lmcache.connector.lmcache_remote_adapter import CPUMatches, RemoteSeams, Staging, has_remote_tier
+from efficient_lmcache.connector.tier_writes import TierWrites
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -82,6 +84,7 @@ class SchedulerSide:
 
     def __init__(self, impl: LMCacheConnectorV1Impl) -> None:
         self._impl = impl
+        self._cpu_matches: CPUMatches | None = None
 
     @property
     def chunk_tokens(self) -> int:
@@ -98,8 +101,27 @@ class SchedulerSide:
         url: str | None = self._impl.config.remote_url
         return url
 
+    @property
+    def has_remote_tier(self) -> bool:
+        return bool(self.remote_url or self._impl.config.remote_storage_plugins)
+
+    @property
+    def ranks_storing(self) -> int:
+        """Ranks that store a chunk each; with MLA the first one stores for all."""
+        metadata = self._impl.lmcache_engine_metadata
+        return 1 if metadata is None or metadata.use_mla else int(metadata.world_size)
+
+    def ask_for_cpu_matches(self) -> None:
+        """From now on, lookups also tell `cpu_match_tokens`."""
+        if self._impl.lookup_client is not None:
+            self._cpu_matches = CPUMatches(self._impl.lookup_client)
+
+    def cpu_match_tokens(self, request_id: str) -> int | None:
+        """What of `host_match_tokens` lies in the CPU tier; None where LMCache does not tell."""
+        return self._cpu_matches.tokens(request_id) if self._cpu_matches is not None else None
+
     def host_match_tokens(self, request_id: str) -> int:
-        """h of a request whose lookup is resolved and not yet scheduled, before any cap on what is loaded."""
+        """h over all tiers of a request whose lookup is resolved and not yet scheduled, before any cap on loading."""
         client = self._impl.lookup_client
         hit_tokens = client.lookup_cache(lookup_id=request_id) if client is not None else 0
         # -1: a prompt without a full chunk was never looked up.
@@ -201,19 +223,53 @@ class WorkerSide:
 
         transfer.batched_from_gpu, transfer.batched_to_gpu = counted_from_gpu, counted_to_gpu
 
+    @property
+    def has_remote_tier(self) -> bool:
+        return has_remote_tier(self._engine.storage_manager)
+
     def filter_stores(self, keep: Callable[[Hashable], bool]) -> None:
         """Before each copy, drop the chunks for which `keep(key)` is false.
 
         LMCache's own store runs on the rest, with the request's whole slot mapping, so every contiguous run of kept
         chunks is copied from where it lies. Stores that hand KV to another engine are left alone.
         """
-        view = _EngineWithDatabase(self._engine, _FilteredDatabase(self._engine.token_database, keep))
+        view = _EngineWith(self._engine, token_database=_FilteredDatabase(self._engine.token_database, keep))
+        self._route_stores(lambda _: view)
+
+    def decide_per_tier(
+        self, keep: Callable[[Hashable], bool], staging_bytes: int, count: Callable[[str, int], None]
+    ) -> None:
+        """`filter_stores`, and chunks go to, and stay in, the tiers that their request was admitted to.
+
+        Args:
+            keep: as in `filter_stores`; not asked where the CPU tier gets nothing.
+            staging_bytes: of `Staging`.
+            count: called with what happened, by name, and how often.
+        """
+        seams = RemoteSeams(self._engine, Staging(self._engine, staging_bytes), count)
+        database = _FilteredDatabase(self._engine.token_database, keep)
+        views = {
+            TierWrites(cpu=True, remote=True): _EngineWith(self._engine, token_database=database),
+            TierWrites(cpu=True, remote=False): _EngineWith(
+                self._engine, token_database=database, storage_manager=seams.cpu_only
+            ),
+            TierWrites(cpu=False, remote=True): _EngineWith(self._engine, storage_manager=seams.remote_only),
+        }
+        self._route_stores(lambda configs: views.get(TierWrites.of(configs)))
+        seams.route_restores()
+        seams.answer_lookups()
+
+    def _route_stores(self, view_of: Callable[[Mapping[str, Any] | None], _EngineWith | None]) -> None:
+        """Let LMCache's store see the engine as `view_of(a request's configuration)`; None: it stores nothing."""
         store = type(self._engine).store
 
-        def filtered_store(*args: Any, **kwargs: Any) -> None:
-            store(view if kwargs.get("transfer_spec") is None else self._engine, *args, **kwargs)
+        def routed_store(*args: Any, **kwargs: Any) -> None:
+            if kwargs.get("transfer_spec") is not None:
+                store(self._engine, *args, **kwargs)
+            elif (view := view_of(kwargs.get("request_configs"))) is not None:
+                store(view, *args, **kwargs)
 
-        self._engine.store = filtered_store
+        self._engine.store = routed_store
 
     def release(self, request_id: str) -> None:
         """Unpin what a lookup pinned for a request that ended, scheduled or not."""
@@ -233,12 +289,12 @@ class _FilteredDatabase:
                 yield start, end, key
 
 
-class _EngineWithDatabase:
-    """The same engine to LMCache's `store`, but for its token database."""
+class _EngineWith:
+    """The same engine to LMCache's `store`, but for some attributes."""
 
-    def __init__(self, engine: LMCacheEngine, token_database: _FilteredDatabase) -> None:
+    def __init__(self, engine: LMCacheEngine, **attributes: Any) -> None:
         self._engine = engine
-        self.token_database = token_database
+        self.__dict__.update(attributes)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)

@@ -17,6 +17,10 @@ from efficient_lmcache.core.admission import Decision, Outcome
 
 _PREFIX = "efficient_lmcache:"
 
+OUTCOME_COUNTERS = {
+    "decisions": "Admission decisions by outcome.",
+    "remote_decisions": "The remote tier's own decisions by outcome; of an engine with a remote tier only.",
+}
 DECISION_COUNTERS = {
     "decisions_pressure": "Decisions under pressure (Eq. 10).",
     "decisions_estimate_above": "Decisions whose working-set estimate exceeded the host tier.",
@@ -24,11 +28,18 @@ DECISION_COUNTERS = {
     "decisions_stale_report": "Decisions without a fresh tier report.",
     "declined_chunks": "New full chunks of requests whose write was declined.",
 }
+REMOTE_COUNTERS = {
+    "remote_decisions_pressure": "The remote tier's decisions under pressure.",
+    "remote_declined_chunks": "New full chunks of requests whose write to the remote tier was declined.",
+}
 WORKER_COUNTERS = {
     "stored_tokens": "Tokens copied from GPU to host, per rank.",
     "restored_tokens": "Tokens copied from host to GPU, per rank.",
     "deduplicated_chunks": "Chunks not copied because the host tier already held them, per rank.",
     "evicted_chunks": "Chunks evicted from the host tier to make room, per rank.",
+    "remote_only_chunks": "Chunks that the host tier declined and that went to the remote tier, per rank.",
+    "remote_dropped_stores": "Stores to the remote tier alone that did not all fit into staging, per rank.",
+    "unpromoted_chunks": "Chunks restored from the remote tier that the host tier declined, per rank.",
 }
 TELEMETRY_COUNTERS = {
     "telemetry_bad_messages": "Messages from Redis that were no valid telemetry, and were ignored.",
@@ -42,6 +53,11 @@ GAUGES = {
     "tier_occupancy_ratio": "Registered chunks over the host tier's capacity in the latest report.",
     "tier_evicted_chunks_window": "Chunks evicted to make room in the latest report's window.",
     "report_age_s": "Seconds since the latest tier report was received, at the latest decision.",
+    "remote_pressure": "1 while the remote tier's latest decision was under pressure. These five: with one only.",
+    "remote_capacity_bytes": "The remote tier's capacity, divided by the ranks that share it; absent while unknown.",
+    "remote_occupancy_ratio": "Used memory over the remote tier's capacity in its latest report.",
+    "remote_evicted_chunks_window": "Chunks that the remote tier evicted in its latest report's window.",
+    "remote_report_age_s": "Seconds since the remote tier's latest report, at the latest decision.",
     "pool_active_tasks": "A of the pool: distinct active tasks of all engines. These three: transport redis only.",
     "pool_mean_prompt_tokens": "N of the pool: the engines' means, weighted by their lookups.",
     "pool_engines": "Engines that the pool's A and N come from; 1 while no other is heard.",
@@ -76,7 +92,7 @@ class StatsCollector:
     def __init__(self) -> None:
         self._counters: dict[str, int] = {}
         self._gauges_set: dict[str, float] = {}
-        self._decisions: list[Decision] = []
+        self._decisions: list[tuple[Decision, Decision | None]] = []
         self._lock = threading.Lock()
 
     def count(self, name: str, amount: int = 1) -> None:
@@ -88,20 +104,26 @@ class StatsCollector:
         with self._lock:
             self._gauges_set.update(gauges)
 
-    def add_decision(self, decision: Decision) -> None:
-        """Counted when the statistics are taken, so that a lookup does not wait for it."""
-        self._decisions.append(decision)
+    def add_decision(self, decision: Decision, remote: Decision | None = None) -> None:
+        """Counted when the statistics are taken, so that a lookup does not wait for it.
+
+        Args:
+            remote: the remote tier's, if there is one.
+        """
+        self._decisions.append((decision, remote))
 
     def take(self) -> ConnectorStats | None:
         """Hand over what was collected since the last call; None if nothing was."""
         decisions, self._decisions = self._decisions, []
-        for decision in decisions:
+        for decision, remote in decisions:
             self._count_decision(decision)
+            if remote is not None:
+                self._count_remote_decision(remote)
         with self._lock:
             counters, self._counters = self._counters, {}
             gauges, self._gauges_set = self._gauges_set, {}
         if decisions:
-            gauges.update(_gauges(decisions[-1]))
+            gauges.update(_gauges(*decisions[-1]))
         if not (counters or gauges):
             return None
         return ConnectorStats({"counters": counters, "gauges": gauges})
@@ -120,20 +142,35 @@ class StatsCollector:
         if not decision.save:
             self.count("declined_chunks", decision.new_full_chunks)
 
+    def _count_remote_decision(self, decision: Decision) -> None:
+        self.count(f"remote_decisions.{decision.outcome.value}")
+        if decision.pressure:
+            self.count("remote_decisions_pressure")
+        if not decision.save:
+            self.count("remote_declined_chunks", decision.new_full_chunks)
 
-def _gauges(decision: Decision) -> dict[str, float]:
+
+def _gauges(decision: Decision, remote: Decision | None) -> dict[str, float]:
     gauges = {
         "pressure": float(decision.pressure),
         "working_set_bytes": decision.estimate.bytes,
         "active_pool_tasks": decision.estimate.active_pool,
         "mean_prompt_tokens": decision.estimate.mean_prompt_tokens,
     }
-    if_known = {
+    if_known: dict[str, float | None] = {
         "tier_capacity_bytes": decision.capacity_bytes,
         "tier_occupancy_ratio": decision.occupancy,
         "tier_evicted_chunks_window": decision.evicted_chunks,
         "report_age_s": decision.report_age_s,
     }
+    if remote is not None:
+        if_known |= {
+            "remote_pressure": float(remote.pressure),
+            "remote_capacity_bytes": remote.capacity_bytes,
+            "remote_occupancy_ratio": remote.occupancy,
+            "remote_evicted_chunks_window": remote.evicted_chunks,
+            "remote_report_age_s": remote.report_age_s,
+        }
     return {**gauges, **{name: value for name, value in if_known.items() if value is not None}}
 
 
@@ -149,16 +186,17 @@ class ConnectorPromMetrics(KVConnectorPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         counter, gauge = metric_types[Counter], metric_types[Gauge]
-        outcomes = counter(
-            _PREFIX + "decisions", "Admission decisions by outcome.", labelnames=[*labelnames, "outcome"]
-        )
-        self._counters: dict[str, dict[int, Any]] = {
-            f"decisions.{outcome.value}": {
-                engine: outcomes.labels(*values, outcome.value) for engine, values in per_engine_labelvalues.items()
+        self._counters: dict[str, dict[int, Any]] = {}
+        for name, help_text in OUTCOME_COUNTERS.items():
+            outcomes = counter(_PREFIX + name, help_text, labelnames=[*labelnames, "outcome"])
+            self._counters |= {
+                f"{name}.{outcome.value}": {
+                    engine: outcomes.labels(*values, outcome.value) for engine, values in per_engine_labelvalues.items()
+                }
+                for outcome in Outcome
             }
-            for outcome in Outcome
-        }
-        for name, help_text in {**DECISION_COUNTERS, **WORKER_COUNTERS, **TELEMETRY_COUNTERS}.items():
+        plain = {**DECISION_COUNTERS, **REMOTE_COUNTERS, **WORKER_COUNTERS, **TELEMETRY_COUNTERS}
+        for name, help_text in plain.items():
             self._counters[name] = self._per_engine(counter(_PREFIX + name, help_text, labelnames=labelnames))
         self._gauges = {
             name: self._per_engine(gauge(_PREFIX + name, text, labelnames=labelnames, multiprocess_mode="mostrecent"))

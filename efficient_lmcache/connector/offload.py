@@ -27,7 +27,8 @@ class WorkerOffload:
     Args:
         lmcache: this rank's engine.
         engine_id: the channel on which rank 0 publishes.
-        options: `admission` other than `none` deduplicates; `telemetry_transport` other than `off` publishes.
+        options: `admission` other than `none` deduplicates, and heeds the decisions of a CPU tier and a remote tier;
+            `telemetry_transport` other than `off` publishes.
     """
 
     def __init__(self, lmcache: WorkerSide, engine_id: str, options: ConnectorOptions) -> None:
@@ -47,7 +48,11 @@ class WorkerOffload:
             return
         lmcache.on_eviction(self._evicted)
         if options.admission != "none":
-            lmcache.filter_stores(keep=self._is_absent)
+            if lmcache.has_remote_tier:
+                staging_bytes = int(options.remote_staging_gib * 1024**3)
+                lmcache.decide_per_tier(self._is_absent, staging_bytes, self.stats.count)
+            else:
+                lmcache.filter_stores(keep=self._is_absent)
         sink = worker_sink(options, engine_id) if lmcache.is_first_rank else None
         if sink is not None:
             self._publisher = ReportPublisher(self.probe, sink, options.report_interval_s)

@@ -67,6 +67,18 @@ class ConnectorOptions(BaseModel):
         pattern=f"^{DEPLOYMENT_PATTERN}$",
         description="Engines with the same name in the same Redis are one pool.",
     )
+    remote_capacity_gib: float | None = Field(
+        None,
+        gt=0.0,
+        description="Capacity of LMCache's remote tier, for all ranks and engines, where it does not tell (a Redis "
+        "tells its `maxmemory`). `null`: unknown, and then the remote tier is under no pressure.",
+    )
+    remote_staging_gib: float = Field(
+        1.0,
+        gt=0.0,
+        description="Host memory per rank beside the CPU tier, for chunks that it declined, on their way to or from a "
+        "remote tier. Taken with a remote tier only.",
+    )
     decision_log: str | None = Field(None, description="File that receives every admission decision as a line of JSON.")
 
     @field_validator("telemetry_redis_url")

@@ -68,6 +68,11 @@ class SchedulerTelemetry:
         either = NewestOf([local, OwnReports(view, engine_id)], options.report_max_age_s)
         self.reports = self._poller = ReportPoller(either, options.report_read_interval_s)
 
+    @property
+    def pool_estimate(self) -> PoolEstimate | None:
+        """A and N of all engines that are heard; None where nobody shares a pool."""
+        return self._pool.estimate if self._pool is not None else None
+
     def _join_pool(self, options: ConnectorOptions, engine_id: str) -> ClusterView:
         settings, deployment = _redis_settings(options), options.telemetry_deployment
         _check_prerequisites(settings)

@@ -115,7 +115,7 @@ class TestLMCache:
         assert "in self.token_database.process_tokens(" in body
         assert "self.gpu_connector.batched_from_gpu(memory_objs, starts, ends, **kwargs)" in body
         assert 'kwargs.get("transfer_spec"' in body
-        # `_EngineWithDatabase` stands in for the engine and must not be written to.
+        # `_EngineWith` stands in for the engine and must not be written to.
         assert not re.search(r"^\s+self\.\w+ = ", body, re.MULTILINE)
 
     def test_restores_pass_objects_starts_and_ends(self):
