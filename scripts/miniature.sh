@@ -1,17 +1,25 @@
 #!/usr/bin/env bash
-# The paper's 17 runs in miniature, or their nightly subset: trace, model, sweep, page. Run again, it goes on where it
-# was stopped. usage: miniature.sh miniature|nightly OUT
+# The paper's 17 runs in miniature, their nightly subset, or runs with an LMCache server: trace, model, sweep, page. Run
+# again, it goes on where it was stopped. usage: [PYTHON=…] miniature.sh miniature|nightly|server-mode|three-engines OUT
 set -euo pipefail
 cd "$(dirname "$0")/.."
 plan=$1 out=$2
-elm=(.venv/bin/python -m efficient_lmcache.cli)
+python=${PYTHON:-.venv/bin/python}
+elm=("$python" -m efficient_lmcache.cli)
 source=${EFFICIENT_LMCACHE_DATA:-../shared}/traces/swebench-verified-mini-swe-agent.jsonl.gz
 case $plan in
 miniature) tasks=79 ;;
 nightly) tasks=32 ;;
-*) echo "error: the plan is '$plan'; it must be miniature or nightly" >&2 && exit 2 ;;
+server-mode | three-engines) tasks=24 ;;
+*) echo "error: the plan is '$plan'; it must be miniature, nightly, server-mode or three-engines" >&2 && exit 2 ;;
 esac
-if [ ! -f "$source" ]; then
+if [ "$tasks" = 24 ] && [ ! -f "$source" ] && [ ! -f "$out/agents.trace" ]; then
+    echo "$source is absent: agents are synthesized" >&2
+    mkdir -p "$out"
+    "${elm[@]}" trace synthesize --out "$out/agents.trace" --tasks 24 --calls-per-task 12 --vocab 16384 \
+        --max-output 8 --max-prompt 14000
+fi
+if [ ! -f "$source" ] && [ ! -f "$out/agents.trace" ]; then
     echo "error: $source is absent; EFFICIENT_LMCACHE_DATA names the directory that holds traces/" >&2
     exit 2
 fi
@@ -28,4 +36,7 @@ status=0
 "${elm[@]}" replay sweep "deploy/reproduce/$plan.yaml" --trace "$out/agents.trace" --model "$out/model" \
     --out "$out/sweep" --resume || status=$?
 [ "$status" -gt 1 ] || "${elm[@]}" report "$out/sweep" --trace "$out/agents.trace" -o "$out/report.html" --force
+if [ "$tasks" = 24 ] && [ "$status" = 0 ]; then
+    "$python" benchmarks/server_mode.py "$out"/sweep/runs/* --trace "$out/agents.trace"
+fi
 exit "$status"
