@@ -60,7 +60,9 @@ What they mean is vLLM's to say (0.32 here).
 """
 _TABLE = "| metric | kind | unit | labels | meaning |\n|---|---|---|---|---|\n"
 #: Words of names that say what is counted; a name without one is a flag, or has no unit.
-_UNITS = {noun: noun for noun in ("bytes", "tokens", "chunks", "tasks", "engines", "messages", "decisions", "ratio")}
+_UNITS = {
+    noun: noun for noun in ("bytes", "tokens", "chunks", "tasks", "engines", "messages", "decisions", "stores", "ratio")
+}
 _UNITS["s"] = "seconds"
 _FLAGS = {"pressure", "up"}
 #: Whose series a sample is, and not what it says.

@@ -54,7 +54,7 @@ GAUGES = {
     "tier_evicted_chunks_window": "Chunks evicted to make room in the latest report's window.",
     "report_age_s": "Seconds since the latest tier report was received, at the latest decision.",
     "remote_pressure": "1 while the remote tier's latest decision was under pressure. These five: with one only.",
-    "remote_capacity_bytes": "The remote tier's capacity, divided by the ranks that share it; absent while unknown.",
+    "remote_capacity_bytes": "The remote tier's capacity, divided by the ranks that share it; 0 while unknown.",
     "remote_occupancy_ratio": "Used memory over the remote tier's capacity in its latest report.",
     "remote_evicted_chunks_window": "Chunks that the remote tier evicted in its latest report's window.",
     "remote_report_age_s": "Seconds since the remote tier's latest report, at the latest decision.",
