@@ -18,7 +18,7 @@ from efficient_lmcache.connector.offload import WorkerOffload
 from efficient_lmcache.connector.options import ConnectorOptions, OptionError, parse_options
 from efficient_lmcache.connector.remote import start_remote_admission
 from efficient_lmcache.connector.telemetry import SchedulerTelemetry
-from efficient_lmcache.core.admission import ADMISSIONS, AdmissionParameters, AdmissionPolicy
+from efficient_lmcache.core.admission import ADMISSIONS, AdmissionPolicy
 from efficient_lmcache.core.tasks import TaskInference
 from efficient_lmcache.telemetry.failure_log import FailureLog
 
@@ -46,10 +46,18 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
         OptionError: for a bad `efficient.*` option, before LMCache starts.
     """
 
-    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+    def __new__(cls, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> Any:
+        """In server mode, a connector of another class: vLLM knows this one by name, and asks it for metrics."""
         # Where vLLM loaded this class by its module path, plugins may be switched off.
         plugin.register()
         vllm_adapter.adopt_logging()
+        if parse_options(vllm_adapter.extra_config(vllm_config)).mode == "server":
+            from efficient_lmcache.connector.server_connector import ServerConnector
+
+            return ServerConnector(vllm_config, role, kv_cache_config)
+        return super().__new__(cls)
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         self._options = parse_options(vllm_adapter.extra_config(vllm_config))
         super().__init__(vllm_config, role, kv_cache_config)
         self._stats = StatsCollector()
@@ -73,15 +81,10 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
             _logger.warning("efficient.admission is none in this engine: %s", obstacle)
             options = options.model_copy(update={"admission": "none"})
         bytes_per_token = vllm_adapter.footprint_bytes_per_token_per_rank(vllm_config)
-        parameters = AdmissionParameters(
+        parameters = options.admission_parameters(
             chunk_tokens=lmcache.chunk_tokens,
             bytes_per_token=bytes_per_token,
-            configured_capacity_bytes=lmcache.host_tier_bytes,
-            write_threshold_chunks=options.write_threshold_chunks,
-            occupancy_threshold=options.occupancy_threshold,
-            report_max_age_s=options.report_max_age_s,
-            activity_window_s=options.activity_window_s,
-            prompt_window_lookups=options.prompt_window_lookups,
+            capacity_bytes=lmcache.host_tier_bytes,
         )
         policy = ADMISSIONS[options.admission](parameters)
         self._telemetry = telemetry = SchedulerTelemetry(options, self._engine_id, self._stats)
@@ -91,7 +94,7 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
             reports=self._telemetry.reports,
             clock=time.monotonic,
             stats=self._stats,
-            decision_log=_open_decision_log(options, policy),
+            decision_log=open_decision_log(options, policy),
             pool_lookups=self._telemetry.lookups,
             remote=start_remote_admission(
                 options, lmcache, parameters, self._engine_id, lambda: telemetry.pool_estimate
@@ -182,7 +185,13 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> ConnectorPromMetrics:
-        return ConnectorPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        arguments = (vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        lmcache = None
+        if parse_options(vllm_adapter.extra_config(vllm_config)).mode == "server":
+            from efficient_lmcache.connector.lmcache_server_adapter import prom_metrics
+
+            lmcache = prom_metrics(*arguments)
+        return ConnectorPromMetrics(*arguments, lmcache)
 
 
 def _obstacle_to_admission(vllm_config: VllmConfig, lmcache: SchedulerSide) -> str | None:
@@ -196,7 +205,7 @@ def _obstacle_to_admission(vllm_config: VllmConfig, lmcache: SchedulerSide) -> s
     return None
 
 
-def _open_decision_log(options: ConnectorOptions, policy: AdmissionPolicy) -> DecisionLog | None:
+def open_decision_log(options: ConnectorOptions, policy: AdmissionPolicy) -> DecisionLog | None:
     if options.decision_log is None:
         return None
     try:

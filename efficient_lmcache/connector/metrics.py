@@ -66,7 +66,10 @@ GAUGES = {
 
 
 class ConnectorStats(KVConnectorStats):
-    """Counter increments and latest gauge values, as they travel from process to process."""
+    """Counter increments and latest gauge values, as they travel from process to process.
+
+    Under "lmcache" may be what LMCache's own connector collected: lists of values.
+    """
 
     def __init__(self, data: dict[str, Any] | None = None) -> None:
         self.data: dict[str, Any] = data or {"counters": {}, "gauges": {}}
@@ -77,13 +80,21 @@ class ConnectorStats(KVConnectorStats):
     def aggregate(self, other: KVConnectorStats) -> ConnectorStats:
         counters = Tally(self.data["counters"])
         counters.update(other.data["counters"])
-        return ConnectorStats({"counters": dict(counters), "gauges": {**self.data["gauges"], **other.data["gauges"]}})
+        added: dict[str, Any] = {
+            "counters": dict(counters),
+            "gauges": {**self.data["gauges"], **other.data["gauges"]},
+        }
+        ours, theirs = self.data.get("lmcache"), other.data.get("lmcache")
+        if ours or theirs:
+            ours, theirs = ours or {}, theirs or {}
+            added["lmcache"] = {name: [*ours.get(name, ()), *theirs.get(name, ())] for name in {**ours, **theirs}}
+        return ConnectorStats(added)
 
     def reduce(self) -> dict[str, int | float]:
         return {**self.data["counters"], **self.data["gauges"]}
 
     def is_empty(self) -> bool:
-        return not (self.data["counters"] or self.data["gauges"])
+        return not (self.data["counters"] or self.data["gauges"] or self.data.get("lmcache"))
 
 
 class StatsCollector:
@@ -175,7 +186,11 @@ def _gauges(decision: Decision, remote: Decision | None) -> dict[str, float]:
 
 
 class ConnectorPromMetrics(KVConnectorPromMetrics):
-    """Registers every metric up front, so that a dashboard shows zeros before the first request."""
+    """Registers every metric up front, so that a dashboard shows zeros before the first request.
+
+    Args:
+        lmcache: the metrics of LMCache's own connector, where it has any.
+    """
 
     def __init__(
         self,
@@ -183,8 +198,10 @@ class ConnectorPromMetrics(KVConnectorPromMetrics):
         metric_types: dict[Any, Any],
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
+        lmcache: KVConnectorPromMetrics | None = None,
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._lmcache = lmcache
         counter, gauge = metric_types[Counter], metric_types[Gauge]
         self._counters: dict[str, dict[int, Any]] = {}
         for name, help_text in OUTCOME_COUNTERS.items():
@@ -208,6 +225,8 @@ class ConnectorPromMetrics(KVConnectorPromMetrics):
             self._counters[name][engine_idx].inc(amount)
         for name, value in transfer_stats_data["gauges"].items():
             self._gauges[name][engine_idx].set(value)
+        if self._lmcache is not None and "lmcache" in transfer_stats_data:
+            self._lmcache.observe(transfer_stats_data["lmcache"], engine_idx)
 
     def _per_engine(self, metric: Counter | Gauge) -> dict[int, Any]:
         return {engine: metric.labels(*values) for engine, values in self.per_engine_labelvalues.items()}

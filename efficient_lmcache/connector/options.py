@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from efficient_lmcache.core.admission import AdmissionParameters
 from efficient_lmcache.telemetry.redis_keys import DEPLOYMENT_PATTERN
 from efficient_lmcache.telemetry.redis_settings import PASSWORD_VARIABLE, check_url
 
@@ -29,6 +30,18 @@ class ConnectorOptions(BaseModel):
         description="Write admission. `none`: plain LMCache. `fixed`: decline every refill. "
         "`conditioned`: decline refills while the working set exceeds a full, evicting tier.",
     )
+    mode: Literal["in_process", "server"] = Field(
+        "in_process",
+        description="Where LMCache keeps chunks. `in_process`: every engine has a tier of its own. `server`: engines "
+        "share an `lmcache server`, given by `lmcache.mp.host` and `lmcache.mp.port` as for `LMCacheMPConnector`.",
+    )
+    server_http_url: str | None = Field(
+        None,
+        alias="server.http_url",
+        pattern=r"^https?://[^\s/@]+(/[^\s@?#]*)?$",
+        description="Where the server answers HTTP (its `--http-host` and `--http-port`); null: port 8080 of "
+        "`lmcache.mp.host`. Its tier is probed there.",
+    )
     write_threshold_chunks: int = Field(
         8, ge=0, description="kappa: a request that needs more new full chunks than this is a refill."
     )
@@ -41,7 +54,9 @@ class ConnectorOptions(BaseModel):
     prompt_window_lookups: int = Field(
         256, ge=1, description="First lookups whose prompts enter the mean prompt length."
     )
-    report_interval_s: float = Field(1.0, gt=0.0, description="Seconds between two tier reports of worker rank 0.")
+    report_interval_s: float = Field(
+        1.0, gt=0.0, description="Seconds between two tier reports of worker rank 0, or two probes of a server."
+    )
     report_read_interval_s: float = Field(0.5, gt=0.0, description="The scheduler reads reports at most this often.")
     report_max_age_s: float = Field(5.0, gt=0.0, description="A report is fresh for so many seconds after its receipt.")
     telemetry_transport: Literal["local", "redis", "off"] = Field(
@@ -80,6 +95,21 @@ class ConnectorOptions(BaseModel):
         "remote tier. Taken with a remote tier only.",
     )
     decision_log: str | None = Field(None, description="File that receives every admission decision as a line of JSON.")
+
+    def admission_parameters(
+        self, *, chunk_tokens: int, bytes_per_token: int, capacity_bytes: int | None
+    ) -> AdmissionParameters:
+        """What a policy is set to, for a tier of so many bytes per rank; None while nobody knows."""
+        return AdmissionParameters(
+            chunk_tokens=chunk_tokens,
+            bytes_per_token=bytes_per_token,
+            configured_capacity_bytes=capacity_bytes,
+            write_threshold_chunks=self.write_threshold_chunks,
+            occupancy_threshold=self.occupancy_threshold,
+            report_max_age_s=self.report_max_age_s,
+            activity_window_s=self.activity_window_s,
+            prompt_window_lookups=self.prompt_window_lookups,
+        )
 
     @field_validator("telemetry_redis_url")
     @classmethod

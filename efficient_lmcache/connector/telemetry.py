@@ -14,10 +14,13 @@ from efficient_lmcache.telemetry.cluster import ClusterView, OwnReports
 from efficient_lmcache.telemetry.local import LocalSink, LocalSource
 from efficient_lmcache.telemetry.poller import NewestOf, ReportPoller
 from efficient_lmcache.telemetry.pool import Lookup, Observer, PoolTelemetry
+from efficient_lmcache.telemetry.pool_now import PoolNow
 from efficient_lmcache.telemetry.reader import ReportReader
 from efficient_lmcache.telemetry.redis_feed import RedisFeed
 from efficient_lmcache.telemetry.redis_outbox import BothSinks, RedisOutbox, RedisSink
 from efficient_lmcache.telemetry.redis_settings import RedisSettings
+from efficient_lmcache.telemetry.shared_channels import DeploymentChannel, HostChannel
+from efficient_lmcache.telemetry.shared_probe import SharedChannel, SharedProbe, SharedTier
 from efficient_lmcache.telemetry.transport import ReportSink
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 #: An observation describes a minute where a report describes a moment, so it may come, and age, so many times slower.
 #: Every engine hears every other: at the reports' pace, 64 of them would cost each almost 1 % of a core.
 OBSERVATION_PACE = 3
+#: An engine that probes for all may miss so many probes before another one takes over.
+PROBES_PER_LEASE = 3
 
 
 def worker_sink(options: ConnectorOptions, engine_id: str) -> ReportSink | None:
@@ -46,25 +51,42 @@ class SchedulerTelemetry:
     Attributes:
         reports: has the newest tier report.
         lookups: takes the scheduler's lookups for the pool; None where nobody shares one.
+        pool: A and N of the pool at a lookup; None where nobody shares one.
+
+    Args:
+        shared_tier: probed by one of the engines that share it; None where the engine has a tier of its own, of which
+            its worker reports.
 
     Raises:
         OptionError: the redis package is not installed, or the password cannot be read.
     """
 
-    def __init__(self, options: ConnectorOptions, engine_id: str, stats: StatsCollector) -> None:
+    def __init__(
+        self,
+        options: ConnectorOptions,
+        engine_id: str,
+        stats: StatsCollector,
+        shared_tier: SharedTier | None = None,
+    ) -> None:
         self.reports: HasReport = NoReports()
         self.lookups: deque[Lookup] | None = None
+        self.pool: PoolNow | None = None
         self._stats = stats
         self._feed: RedisFeed | None = None
         self._pool: PoolTelemetry | None = None
-        self._poller: ReportPoller | None = None
+        self._poller: ReportPoller | SharedProbe | None = None
         if options.telemetry_transport == "off":
+            return
+        if shared_tier is not None:
+            self.reports = self._poller = self._share(shared_tier, options, engine_id)
             return
         local = ReportReader(LocalSource(engine_id), engine_id)
         if options.telemetry_transport == "local":
             self.reports = self._poller = ReportPoller(local, options.report_read_interval_s)
             return
-        view = self._join_pool(options, engine_id)
+        view = self._join_pool(
+            options, engine_id, [redis_keys.tier_key(options.telemetry_deployment, engine_id, rank=0)]
+        )
         either = NewestOf([local, OwnReports(view, engine_id)], options.report_max_age_s)
         self.reports = self._poller = ReportPoller(either, options.report_read_interval_s)
 
@@ -73,11 +95,23 @@ class SchedulerTelemetry:
         """A and N of all engines that are heard; None where nobody shares a pool."""
         return self._pool.estimate if self._pool is not None else None
 
-    def _join_pool(self, options: ConnectorOptions, engine_id: str) -> ClusterView:
+    def _share(self, tier: SharedTier, options: ConnectorOptions, engine_id: str) -> SharedProbe:
+        view = None
+        if options.telemetry_transport == "redis":
+            # Of all tiers: this one's name is not known yet.
+            view = self._join_pool(options, engine_id, redis_keys.all_of(options.telemetry_deployment))
+        return SharedProbe(
+            tier,
+            lambda name: _shared_channel(options, view, name),
+            interval_s=options.report_interval_s,
+            max_age_s=options.report_max_age_s,
+        )
+
+    def _join_pool(self, options: ConnectorOptions, engine_id: str, tiers: list[str]) -> ClusterView:
         settings, deployment = _redis_settings(options), options.telemetry_deployment
         _check_prerequisites(settings)
         view = ClusterView(on_bad_message=lambda: self._stats.count("telemetry_bad_messages"))
-        keys = [redis_keys.tier_key(deployment, engine_id, rank=0), redis_keys.all_pools(deployment)]
+        keys = sorted({*tiers, redis_keys.all_pools(deployment)})
         self._feed = RedisFeed(settings, deployment, keys, view.receive)
         observer = Observer(engine_id, options.activity_window_s, options.prompt_window_lookups)
         self.lookups = observer.lookups
@@ -91,6 +125,7 @@ class SchedulerTelemetry:
             max_age_s=OBSERVATION_PACE * options.report_max_age_s,
             on_estimate=self._show,
         )
+        self.pool = PoolNow(self._pool)
         return view
 
     def _show(self, estimate: PoolEstimate) -> None:
@@ -108,6 +143,19 @@ class SchedulerTelemetry:
         for part in (self._poller, self._pool, self._feed):
             if part is not None:
                 part.close()
+
+
+def _shared_channel(options: ConnectorOptions, view: ClusterView | None, name: str) -> SharedChannel:
+    if view is None:
+        return HostChannel(name)
+    return DeploymentChannel(
+        _redis_settings(options),
+        options.telemetry_deployment,
+        name,
+        view,
+        lease_s=PROBES_PER_LEASE * options.report_interval_s,
+        max_age_s=options.report_max_age_s,
+    )
 
 
 def _redis_settings(options: ConnectorOptions) -> RedisSettings:

@@ -28,7 +28,7 @@ class Stats:
         self.gauges: dict[str, float] = {}
         self.counts: dict[str, int] = {}
 
-    def add_decision(self, decision: Decision) -> None:
+    def add_decision(self, decision: Decision, remote: Decision | None = None) -> None:
         self.decisions.append(decision)
 
     def set_gauges(self, gauges: dict[str, float]) -> None:

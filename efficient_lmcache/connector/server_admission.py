@@ -1,0 +1,52 @@
+"""Scheduler side in server mode: one decision per request, for a tier that the engines of a pool share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from efficient_lmcache.connector import vllm_adapter
+from efficient_lmcache.connector.admission import RequestAdmission
+from efficient_lmcache.core.admission import Decision, RequestFacts
+from efficient_lmcache.telemetry.pool_now import PoolNow
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+class ServerAdmission(RequestAdmission):
+    """Decides by the pool's A and N, and declines through LMCache's own limit of what is stored of a request.
+
+    Args:
+        decline: lets nothing more of a request be stored.
+        pool: A and N of all engines that share the server; None where this one knows of no other.
+        settings: as of `RequestAdmission`.
+    """
+
+    def __init__(self, decline: Callable[[Request], None], pool: PoolNow | None, *settings: Any, **more: Any) -> None:
+        super().__init__(*settings, **more)
+        self._decline = decline
+        self._pool = pool
+        self._looked_up: Request | None = None
+
+    def on_lookup(self, request: Request, host_match_tokens: Callable[[str], int]) -> None:
+        self._looked_up = request
+        super().on_lookup(request, host_match_tokens)
+        self._looked_up = None
+
+    def on_scheduled(self, request: Request) -> None:
+        """Keep a declined request declined: after a preemption LMCache tracks it anew."""
+        if not self._decided.get(request.request_id):
+            return
+        try:
+            self._decline(request)
+        except Exception as error:
+            self._failures.failed(error)
+
+    def _decide(self, request_id: str, facts: RequestFacts, now_s: float) -> tuple[Decision, Decision | None]:
+        pool = None
+        if self._pool is not None and self._looked_up is not None:
+            named = vllm_adapter.task_and_tenant(self._looked_up)
+            task, tenant = named or (str(facts.task), None)
+            pool = self._pool.at_lookup(task, tenant, named is not None, facts.prompt_tokens, now_s)
+        return self._policy.decide(facts, self._reports.report, now_s, pool), None

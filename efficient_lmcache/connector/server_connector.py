@@ -1,0 +1,158 @@
+"""What vLLM gets in server mode: LMCache's multiprocess connector, with working-set-aware write admission."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+from efficient_lmcache.connector import vllm_adapter
+from efficient_lmcache.connector.connector import open_decision_log
+from efficient_lmcache.connector.lmcache_server_adapter import ServerSide, default_http_url
+from efficient_lmcache.connector.metrics import ConnectorStats, StatsCollector
+from efficient_lmcache.connector.options import ConnectorOptions, parse_options
+from efficient_lmcache.connector.server_admission import ServerAdmission
+from efficient_lmcache.connector.server_tier import ServerTier
+from efficient_lmcache.connector.telemetry import SchedulerTelemetry
+from efficient_lmcache.core.admission import ADMISSIONS
+from efficient_lmcache.core.tasks import TaskInference
+from efficient_lmcache.telemetry.failure_log import FailureLog
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+_logger = logging.getLogger(__name__)
+
+
+class ServerConnector(LMCacheMPConnector):
+    """`EfficientLMCacheConnector` makes one of these in server mode.
+
+    Lookup, restore, eviction, keys and what is offloaded when are LMCache's; in the workers, everything is. With
+    `efficient.admission: none` stores are too.
+
+    Raises:
+        OptionError: for a bad `efficient.*` option, before LMCache starts.
+        Exception: whatever LMCache's connector raises, as when the server cannot be reached.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        self._options = parse_options(vllm_adapter.extra_config(vllm_config))
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._stats = StatsCollector()
+        self._telemetry: SchedulerTelemetry | None = None
+        self._admission: ServerAdmission | None = None
+        self._counting = FailureLog(_logger, "Counting transfers")
+        if role == KVConnectorRole.SCHEDULER:
+            self._start_admission(vllm_config)
+
+    def _start_admission(self, vllm_config: VllmConfig) -> None:
+        self._server = server = ServerSide(self)
+        options = self._options
+        if vllm_adapter.hands_over_kv(vllm_config) and options.admission != "none":
+            _logger.warning(
+                "efficient.admission is none in this engine: with a kv_role other than kv_both, stores are another "
+                "engine's input"
+            )
+            options = options.model_copy(update={"admission": "none"})
+        bytes_per_token = vllm_adapter.footprint_bytes_per_token_per_rank(vllm_config)
+        policy = ADMISSIONS[options.admission](
+            options.admission_parameters(
+                chunk_tokens=server.chunk_tokens,
+                bytes_per_token=bytes_per_token,
+                # The probe tells it.
+                capacity_bytes=None,
+            )
+        )
+        http_url = options.server_http_url or default_http_url(server.url)
+        tier = ServerTier(
+            http_url,
+            chunk_tokens=server.chunk_tokens,
+            chunk_bytes=server.chunk_tokens * bytes_per_token,
+            pieces=server.pieces,
+            window_s=options.activity_window_s,
+            on_evicted=lambda chunks: self._stats.count("evicted_chunks", chunks),
+        )
+        engine_id = vllm_adapter.engine_id(vllm_config)
+        self._telemetry = SchedulerTelemetry(options, engine_id, self._stats, shared_tier=tier)
+        self._admission = ServerAdmission(
+            server.decline,
+            self._telemetry.pool,
+            policy,
+            TaskInference(vllm_adapter.hash_block_tokens(vllm_config)),
+            reports=self._telemetry.reports,
+            clock=time.monotonic,
+            stats=self._stats,
+            decision_log=open_decision_log(options, policy),
+            pool_lookups=self._telemetry.lookups,
+        )
+        _logger.info("%s", _start_up_line(options, server, http_url, bytes_per_token))
+        if self._telemetry.pool is None:
+            _logger.info(
+                "A and N are what this engine sees: engines that share the server tell each other with "
+                "efficient.telemetry.transport=redis"
+            )
+
+    # Scheduler
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if matched[0] is not None and self._admission is not None:
+            self._admission.on_lookup(request, self._server.host_match_tokens)
+        return matched
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if self._admission is not None:
+            self._admission.on_scheduled(request)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        metadata = super().build_connector_meta(scheduler_output)
+        try:
+            for name, tokens in self._server.transfers(metadata)._asdict().items():
+                if tokens:
+                    self._stats.count(name, tokens)
+        except Exception as error:
+            self._counting.failed(error)
+        return metadata
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        result = super().request_finished(request, block_ids)
+        if self._admission is not None:
+            self._admission.forget(request.request_id)
+        return result
+
+    # Both
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        ours, theirs = self._stats.take(), super().get_kv_connector_stats()
+        if theirs is None:
+            return ours
+        stats = ours or ConnectorStats()
+        stats.data["lmcache"] = theirs.data
+        return stats
+
+    def shutdown(self) -> None:
+        for part in (self._telemetry, self._admission):
+            if part is not None:
+                part.close()
+        super().shutdown()
+
+
+def _start_up_line(options: ConnectorOptions, server: ServerSide, http_url: str, bytes_per_token: int) -> str:
+    """Everything an operator checks first, in one line."""
+    lazily = ", stored when evicted (lazy offload)" if server.stores_when_evicted else ""
+    return (
+        f"Efficient-LMCache: server mode, LMCache server {server.url}, its tier probed at {http_url}, "
+        f"{bytes_per_token / 1024:g} KiB/token/rank, {server.pieces} ranks' KV per chunk, "
+        f"chunk {server.chunk_tokens} tokens{lazily}, admission {options.admission}, "
+        f"telemetry {options.telemetry_transport}"
+    )

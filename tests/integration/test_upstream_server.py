@@ -1,0 +1,120 @@
+"""Every internal of LMCache 0.5.6 that server mode relies on, as the installed version has it (`test_upstream.py`)."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+pytest.importorskip("vllm", reason="vLLM is not installed (the cpu or gpu extra)")
+pytest.importorskip("lmcache", reason="LMCache is not installed (the cpu or gpu extra)")
+
+
+def parameters(function) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def source(thing) -> str:
+    return inspect.getsource(thing)
+
+
+def test_the_connector_hooks_that_we_override_exist_with_these_arguments():
+    from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
+
+    expected = {
+        "__init__": ["self", "vllm_config", "role", "kv_cache_config"],
+        "get_num_new_matched_tokens": ["self", "request", "num_computed_tokens"],
+        "update_state_after_alloc": ["self", "request", "blocks", "num_external_tokens"],
+        "build_connector_meta": ["self", "scheduler_output"],
+        "request_finished": ["self", "request", "block_ids"],
+        "get_kv_connector_stats": ["self"],
+        "shutdown": ["self"],
+    }
+    for name, arguments in expected.items():
+        assert parameters(getattr(LMCacheMPConnector, name)) == arguments, name
+    # With several cache groups, the end of a request comes this way.
+    assert "self.request_finished(" in source(LMCacheMPConnector.request_finished_all_groups)
+
+
+def test_a_lookup_is_resolved_once_it_is_not_none_and_its_match_is_on_the_tracker():
+    from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
+
+    body = source(LMCacheMPConnector.get_num_new_matched_tokens)
+    assert "return None, True" in body
+    assert "tracker.num_lmcache_hit_tokens = ret" in body
+    assert "self.request_trackers: dict[str, LMCacheMPRequestTracker] = {}" in source(LMCacheMPConnector.__init__)
+
+
+def test_stores_of_a_request_end_at_its_trackers_limit_before_lazy_offload_sees_them():
+    from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
+    from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
+
+    body = " ".join(source(LMCacheMPRequestMetadata.GetStoreMetadata).split())
+    assert "if tracker.max_offload_tokens is not None: min_available_tokens = min(" in body
+    for step in (LMCacheMPConnector._process_new_requests, LMCacheMPConnector._process_cached_requests):
+        steps = source(step)
+        assert steps.index("GetStoreMetadata") < steps.index("self._lazy_offload_manager.add_store_candidate(r_meta)")
+
+
+def test_a_preempted_request_gets_a_new_tracker_and_is_looked_up_again():
+    from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
+
+    body = source(LMCacheMPConnector._get_or_create_request_tracker)
+    assert "RequestStatus.PREEMPTED" in body
+    assert "LMCacheMPRequestTracker(request)" in body
+
+
+def test_what_workers_are_told_to_copy_has_a_direction_and_a_range():
+    from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPConnectorMetadata, LMCacheMPRequestMetadata
+    from lmcache.integration.vllm.vllm_multi_process_adapter import LoadStoreOp
+
+    assert LMCacheMPConnectorMetadata().requests == []
+    assert {"request_id", "direction", "op"} <= set(LMCacheMPRequestMetadata.__dataclass_fields__)
+    assert {"start", "end", "skip_first_n_tokens"} <= set(LoadStoreOp.__dataclass_fields__)
+
+
+def test_the_scheduler_knows_its_servers_their_chunks_and_how_many_pieces_a_chunk_has():
+    from lmcache.integration.vllm.vllm_multi_process_adapter import LMCacheMPSchedulerAdapter, ParallelStrategy
+
+    body = source(LMCacheMPSchedulerAdapter.__init__)
+    for name in ("self._server_urls", "self.lmcache_tokens_per_chunk", "self.parallel_strategy"):
+        assert name in body, name
+    ranks = {"vllm_world_size": 4, "vllm_worker_id": 0, "tp_size": 4, "pp_size": 1}
+    assert ParallelStrategy(mla_only=False, n_servers=1, **ranks).kv_world_size == 4
+    assert ParallelStrategy(mla_only=False, n_servers=2, **ranks).kv_world_size == 2
+    assert ParallelStrategy(mla_only=True, n_servers=1, **ranks).kv_world_size == 1
+
+
+def test_what_lmcaches_connector_collects_is_lists_of_values():
+    from lmcache.integration.vllm.lmcache_mp_metrics import LMCacheMPConnectorStats, LMCacheMPPromMetrics
+
+    stats = LMCacheMPConnectorStats()
+    stats.record_lookup(0.5)
+    assert all(isinstance(values, list) for values in stats.data.values())
+    assert parameters(LMCacheMPPromMetrics.observe) == ["self", "transfer_stats_data", "engine_idx"]
+
+
+def test_the_servers_memory_is_evicted_by_watermark_and_its_counters_tell_evictions_apart():
+    from lmcache.v1.distributed.l1_manager import L1Manager
+    from lmcache.v1.distributed.storage_controllers.eviction_controller import L1EvictionController
+    from lmcache.v1.mp_observability.subscribers.metrics.l1 import L1MetricsSubscriber
+    from lmcache.v1.mp_observability.subscribers.metrics.l1_eviction_loop import L1EvictionLoopSubscriber
+
+    loop = source(L1EvictionController.eviction_loop)
+    assert "usage = 0 if total_bytes == 0 else used_bytes / total_bytes" in loop
+    # Removals are counted before the loop says that it evicted.
+    assert loop.index("self.execute_eviction_action(action)") < loop.index("self._publish_triggered(")
+    # A cleared cache counts as evicted.
+    assert "L1_KEYS_EVICTED" in source(L1Manager._free_and_report_deleted)
+    assert "lmcache_mp.l1_evicted" in source(L1MetricsSubscriber)
+    assert "lmcache_mp.l1_eviction_loop_triggered" in source(L1EvictionLoopSubscriber)
+
+
+def test_the_server_answers_http_on_port_8080_unless_told_otherwise():
+    from lmcache.v1.multiprocess.config import DEFAULT_HTTP_FRONTEND_CONFIG
+
+    from efficient_lmcache.connector.lmcache_server_adapter import DEFAULT_HTTP_PORT
+
+    assert DEFAULT_HTTP_FRONTEND_CONFIG.http_port == DEFAULT_HTTP_PORT
