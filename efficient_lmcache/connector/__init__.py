@@ -4,8 +4,11 @@ The name is registered by the `vllm.general_plugins` entry point (`plugin.regist
 `"kv_connector_module_path": "efficient_lmcache.connector"` loads the same class.
 
     connector.py         EfficientLMCacheConnector: LMCacheConnectorV1 and the calls into the modules below
+    server_connector.py  what it makes instead in server mode: LMCacheMPConnector and the same calls
     options.py           the `efficient.*` options
     admission.py         scheduler side: one decision per request, remembered until it ends
+    server_admission.py  the same in server mode, by the pool's A and N
+    server_tier.py       an LMCache server's tier as one rank sees it
     offload.py           worker side: deduplicating store, transfer counts, tier probe and its publication
     telemetry.py         what either side publishes and hears, put together as the options say
     metrics.py           counters and gauges in vLLM's own /metrics
