@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -60,7 +60,7 @@ def engines(server: RedisProcess) -> Iterator[tuple[TelemetryEngine, TelemetryEn
     assert telemetry_threads() == []
 
 
-def serve(pair: tuple[TelemetryEngine, TelemetryEngine]) -> None:
+def serve(pair: Sequence[TelemetryEngine]) -> None:
     for engine, tasks, prompt_tokens in zip(pair, ("12", "23"), (10_000, 20_000), strict=True):
         for task in tasks:
             engine.decide(task, prompt_tokens)
@@ -125,8 +125,9 @@ def test_the_network_cut(tmp_path, caplog):
     """Nothing answers, and nothing says that it will not."""
     with network_namespace() as elsewhere:
         server = RedisProcess(tmp_path, host=elsewhere.address, prefix=elsewhere.prefix)
-        pair = TelemetryEngine("engine/a", server.url), TelemetryEngine("engine/b", server.url)
+        pair: list[TelemetryEngine] = []
         try:
+            pair.extend(TelemetryEngine(name, server.url) for name in ("engine/a", "engine/b"))
             serve(pair)
             wait_until(lambda: all(engine.pool == (3, 15_000, 2) for engine in pair), "the pool")
             elsewhere.cut_the_cable()
