@@ -25,7 +25,6 @@ from efficient_lmcache.core.references import Ints
 NEVER = 0
 INFINITE = np.iinfo(np.int64).max
 NO_INTERVAL = -1
-_NO_RUN = -1
 
 FIRST, LIVE, NEWEST, TREE = range(4)
 LOW, HIGH, OLDER = range(3)
@@ -109,30 +108,34 @@ def _scan(
     stop_at_repeat: bool,
     count: int,
 ) -> tuple[int, int]:
-    """Write the positions of references [begin, end), in the order of promotion, and note where their runs start.
+    """Write the positions of references [begin, end), in the order of promotion, and note the runs they come in.
 
     Returns the reference it stopped at and the number of segments.
     """
-    expected = _NO_RUN
-    opened, stop = count, end
-    for reference in range(begin, end):
-        key = keys[head + step * reference]
-        position = last[key]
-        if position != expected:
-            repeat = position >= base
-            if repeat and stop_at_repeat:
-                stop = reference
+    # Unsigned numbers need no test for an index from the end, which would cost as much as all else here.
+    reference, position = begin, base
+    place, stride = np.uint64(head + step * begin), np.uint64(step)
+    while reference < end:
+        expected = last[np.uint64(keys[place])]
+        repeat = expected >= base
+        if repeat and stop_at_repeat:
+            break
+        start, run_end = reference, reference + 1 if repeat else end
+        growth = np.int64(expected > NEVER)
+        segments[count, SOURCE] = expected
+        while reference < run_end:
+            key = np.uint64(keys[place])
+            if last[key] != expected:
                 break
-            segments[count, START] = reference
-            segments[count, SOURCE] = position
-            count += 1
-            expected = _NO_RUN if repeat else position
-        last[key] = base + reference - begin
-        expected += expected > NEVER
-    for segment in range(opened, count):
-        following = segments[segment + 1, START] if segment + 1 < count else stop
-        segments[segment, LENGTH] = following - segments[segment, START]
-    return stop, count
+            last[key] = position
+            expected += growth
+            position += 1
+            reference += 1
+            place += stride
+        segments[count, START] = start
+        segments[count, LENGTH] = reference - start
+        count += 1
+    return reference, count
 
 
 @compiled
