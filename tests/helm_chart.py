@@ -74,7 +74,9 @@ def transfer_config(engine: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def script(name: str) -> ModuleType:
-    """A module of scripts/."""
+    """A module of scripts/, whose modules import each other by name."""
+    if str(ROOT / "scripts") not in sys.path:
+        sys.path.append(str(ROOT / "scripts"))
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
