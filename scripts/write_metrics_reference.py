@@ -35,6 +35,7 @@ and efficient_lmcache/telemetry/exporter.py, then run it: python scripts/write_m
 
 This page is written from the metrics that the code registers, by `python scripts/write_metrics_reference.py`; a test
 fails while it is older than they are. A ratio is between 0 and 1.
+What to do about a value: [operations](operations.md).
 
 ## Of an engine
 

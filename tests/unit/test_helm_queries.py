@@ -108,3 +108,18 @@ def test_alerts_say_where_and_how_urgent() -> None:
         assert rule["labels"]["severity"] in {"info", "warning", "critical"}
         assert "{{ $labels.instance }}" in rule["annotations"]["summary"]
         assert rule["for"]
+
+
+def test_every_alert_names_the_section_of_the_runbook_that_is_about_it() -> None:
+    sections: dict[str, str] = {}
+    for section in re.split(r"^#+ ", (ROOT / "docs" / "operations.md").read_text(), flags=re.M)[1:]:
+        heading, _, text = section.partition("\n")
+        # As GitHub makes anchors.
+        sections[re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")] = text
+    for name, rule in alerts().items():
+        page, _, anchor = rule["annotations"]["runbook"].partition("#")
+        assert page == "docs/operations.md"
+        assert f"`{name}`" in sections[anchor], name
+    table = sections["alerts"]
+    for name, rule in alerts().items():
+        assert f"| `{name}` | {rule['labels']['severity']} |" in table
