@@ -3,7 +3,8 @@
 Every simulated engine runs what a real one runs: a worker's publisher with its local and its Redis channel, and a
 scheduler's reports, feed, observer and outbox. Tasks move from engine to engine, so that the pool's A is none of
 theirs. Several engines share a process, as 64 interpreters would not fit; their threads share its lock, which those
-of real ones do not.
+of real ones do not. Exit status 1 if an engine does not hear all others or counts other active tasks than there are.
+What telemetry costs the throughput of a real engine among them: `telemetry_cost.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import multiprocessing
 import random
 import subprocess
+import sys
 import tempfile
 import time
 from multiprocessing.synchronize import Barrier
@@ -105,7 +107,7 @@ def info(socket: Path) -> dict[str, float]:
     return numbers
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engines", type=int, default=64)
     parser.add_argument("--processes", type=int, default=4)
@@ -120,12 +122,13 @@ def main() -> None:
             try:
                 while not socket.exists():
                     time.sleep(0.05)
-                measure(options, socket)
+                return measure(options, socket)
             finally:
                 redis.kill()
 
 
-def measure(options: argparse.Namespace, socket: Path) -> None:
+def measure(options: argparse.Namespace, socket: Path) -> int:
+    """Prints the table; the exit status."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(options.processes + 1), context.Queue()
     names = [f"engine-{number:03}/simulated" for number in range(options.engines)]
@@ -166,7 +169,8 @@ def measure(options: argparse.Namespace, socket: Path) -> None:
     print(
         f"the pool      {heard[0]} to {heard[-1]} engines heard; A {active[0]} to {active[-1]}, in truth {len(truth)}"
     )
+    return 0 if set(heard) == {count} and set(active) == {len(truth)} else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
