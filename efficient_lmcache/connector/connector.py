@@ -101,6 +101,11 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
             ),
         )
         _logger.info("%s", _start_up_line(options, lmcache, bytes_per_token))
+        if lmcache.has_remote_tier and vllm_adapter.fails_lost_restores(vllm_config):
+            _logger.warning(
+                "kv_load_failure_policy is fail: vLLM fails a request whose chunks the remote tier evicts between "
+                "lookup and restore. Set it to recompute"
+            )
 
     # Scheduler
 

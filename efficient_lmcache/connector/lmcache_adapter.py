@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from lmcache.v1.memory_management import get_size_bytes
 from efficient_lmcache.connector.cpu_transfer import copy_chunk_to_paged, copy_paged_to_chunk
 from efficient_lmcache.connector.lmcache_remote_adapter import CPUMatches, RemoteSeams, Staging, has_remote_tier
 from efficient_lmcache.connector.tier_writes import TierWrites
+from efficient_lmcache.telemetry.redis_tier import RedisAddress, redis_address
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -104,6 +106,16 @@ class SchedulerSide:
     @property
     def has_remote_tier(self) -> bool:
         return bool(self.remote_url or self._impl.config.remote_storage_plugins)
+
+    @property
+    def remote_redis(self) -> RedisAddress | None:
+        """The remote tier, if it is one Redis."""
+        given = self._impl.config.extra_config or {}
+        login = {
+            name: str(given.get(name) or os.environ.get(f"LMCACHE_RESP_{name.upper()}", ""))
+            for name in ("username", "password")
+        }
+        return redis_address(self.remote_url, login)
 
     @property
     def ranks_storing(self) -> int:

@@ -10,7 +10,7 @@ from efficient_lmcache.connector.admission import HasReport, NoReports
 from efficient_lmcache.core.admission import ADMISSIONS, AdmissionParameters, AdmissionPolicy, Decision, RequestFacts
 from efficient_lmcache.core.observation import PoolEstimate
 from efficient_lmcache.telemetry.poller import ReportPoller
-from efficient_lmcache.telemetry.redis_tier import RedisTierReader, RemoteChunks, speaks_redis
+from efficient_lmcache.telemetry.redis_tier import RedisTierReader, RemoteChunks
 
 if TYPE_CHECKING:
     from efficient_lmcache.connector.lmcache_adapter import SchedulerSide
@@ -84,7 +84,7 @@ def start_remote_admission(
 
 
 def _reports(options: ConnectorOptions, lmcache: SchedulerSide, chunks: RemoteChunks) -> HasReport:
-    url = lmcache.remote_url
-    if url is None or not speaks_redis(url) or options.telemetry_transport == "off" or not chunks.chunk_bytes:
+    address = lmcache.remote_redis
+    if address is None or options.telemetry_transport == "off" or not chunks.chunk_bytes:
         return NoReports()
-    return ReportPoller(RedisTierReader(url, chunks, options.activity_window_s), options.report_interval_s)
+    return ReportPoller(RedisTierReader(address, chunks, options.activity_window_s), options.report_interval_s)

@@ -66,6 +66,11 @@ def hands_over_kv(vllm_config: VllmConfig) -> bool:
     return _transfer_config(vllm_config).kv_role != "kv_both"
 
 
+def fails_lost_restores(vllm_config: VllmConfig) -> bool:
+    """Whether a request fails when a chunk that its lookup found is gone at its restore; else it is computed."""
+    return _transfer_config(vllm_config).kv_load_failure_policy == "fail"
+
+
 def named_task(request: Request) -> str | None:
     """The task that the client named, if it did."""
     named = task_and_tenant(request)

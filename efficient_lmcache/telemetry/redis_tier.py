@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from efficient_lmcache.core.tier import TierReport
@@ -14,9 +15,8 @@ from efficient_lmcache.telemetry.redis_settings import TIMEOUT_S
 if TYPE_CHECKING:
     from redis import Redis
 
-#: LMCache keeps a chunk's KV under one key and its shape under another.
-KEYS_PER_CHUNK = 2
 _SCHEMES = ("redis://", "rediss://", "unix://")
+_RESP = "resp://"
 _logger = logging.getLogger(__name__)
 
 
@@ -43,9 +43,35 @@ class RemoteChunks:
         return None if self.capacity_bytes is None else self.capacity_bytes // self.ranks
 
 
-def speaks_redis(url: str | None) -> bool:
-    """Whether a Redis answers at LMCache's `remote_url`; clusters and sentinels have no single memory to ask for."""
-    return url is not None and url.startswith(_SCHEMES)
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """A Redis as LMCache uses it.
+
+    Attributes:
+        url: for redis-py.
+        keys_per_chunk: LMCache's connector for `redis://` keeps a chunk's KV under one key and its shape under another.
+        login: the user's name and password where the URL has none.
+    """
+
+    url: str = field(repr=False)
+    keys_per_chunk: int
+    login: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+def redis_address(remote_url: str | None, resp_login: Mapping[str, str]) -> RedisAddress | None:
+    """The Redis at LMCache's `remote_url`, if there is one; clusters and sentinels have no single memory to ask for.
+
+    Args:
+        resp_login: `username` and `password`, where LMCache has them, for the connector of `resp://`.
+    """
+    if remote_url is None:
+        return None
+    if remote_url.startswith(_SCHEMES):
+        return RedisAddress(remote_url, keys_per_chunk=2)
+    if remote_url.startswith(_RESP):
+        login = {name: value for name, value in resp_login.items() if value}
+        return RedisAddress("redis://" + remote_url[len(_RESP) :], 1, login)
+    return None
 
 
 class RedisTierReader:
@@ -55,8 +81,8 @@ class RedisTierReader:
     evictions for room only. What it evicted before the first reading counts for nothing.
     """
 
-    def __init__(self, url: str, chunks: RemoteChunks, window_s: float) -> None:
-        self._url = url
+    def __init__(self, address: RedisAddress, chunks: RemoteChunks, window_s: float) -> None:
+        self._address = address
         self._chunks = chunks
         self._client: Redis | None = None
         self._evicted_keys = EvictionWindow(window_s)
@@ -110,7 +136,7 @@ class RedisTierReader:
             self._evicted_keys.add(evicted_keys - seen if evicted_keys >= seen else evicted_keys, now_s)
 
     def _in_chunks(self, keys: int) -> int:
-        return -(-keys // (KEYS_PER_CHUNK * self._chunks.ranks))
+        return -(-keys // (self._address.keys_per_chunk * self._chunks.ranks))
 
     def _connected(self) -> Redis:
         if self._client is None:
@@ -118,7 +144,7 @@ class RedisTierReader:
             from redis.backoff import NoBackoff
             from redis.retry import Retry
 
-            # The URL is LMCache's, with whatever LMCache's client takes.
-            timeouts: dict[str, Any] = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
-            self._client = redis.Redis.from_url(self._url, retry=Retry(NoBackoff(), 0), **timeouts)
+            options: dict[str, Any] = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
+            options |= self._address.login
+            self._client = redis.Redis.from_url(self._address.url, retry=Retry(NoBackoff(), 0), **options)
         return self._client

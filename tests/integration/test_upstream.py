@@ -87,6 +87,11 @@ class TestVLLM:
         assert "instance_id" in VllmConfig.__dataclass_fields__
         assert parameters(kv_cache_dtype_str_to_dtype) == ["kv_cache_dtype", "model_config"]
 
+    def test_a_restore_that_fails_fails_its_request_unless_told_otherwise(self):
+        from vllm.config import KVTransferConfig
+
+        assert KVTransferConfig.__dataclass_fields__["kv_load_failure_policy"].default == "fail"
+
 
 class TestLMCache:
     def test_skip_save_is_read_from_the_requests_transfer_parameters_and_keeps_keys_as_they_are(self):
@@ -236,6 +241,15 @@ class TestLMCacheRemoteTier:
         from lmcache.v1.storage_backend.connector.redis_connector import RedisConnector
 
         assert source(RedisConnector._put).count("self.connection.set(key_str + ") == 2
+
+    def test_the_connector_for_resp_holds_it_under_one_and_has_its_login_in_these_places(self):
+        from lmcache.v1.storage_backend.connector.redis_adapter import RESPConnectorAdapter
+        from lmcache.v1.storage_backend.connector.redis_connector import RESPConnector
+
+        assert source(RESPConnector._put).count("self.client.set(key_str, ") == 1
+        body = source(RESPConnectorAdapter.create_connector)
+        for place in ('extra_config.get("username"', '"LMCACHE_RESP_USERNAME"', '"LMCACHE_RESP_PASSWORD"'):
+            assert place in body, place
 
     def test_the_scheduler_knows_whether_there_is_a_remote_tier_and_how_many_ranks_store(self):
         from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl

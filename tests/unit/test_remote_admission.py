@@ -18,7 +18,7 @@ from efficient_lmcache.core.admission import ADMISSIONS, AdmissionParameters
 from efficient_lmcache.core.observation import PoolEstimate
 from efficient_lmcache.core.tasks import TaskInference
 from efficient_lmcache.core.tier import TierReport
-from efficient_lmcache.telemetry.redis_tier import RemoteChunks, speaks_redis
+from efficient_lmcache.telemetry.redis_tier import RemoteChunks, redis_address
 
 CHUNK_TOKENS = 256
 BETA = 1024
@@ -190,19 +190,30 @@ def test_a_capacity_is_shared_by_the_ranks_that_store():
 
 
 @pytest.mark.parametrize(
-    ("url", "speaks"),
+    ("url", "asked"),
     [
-        ("redis://host:6379", True),
-        ("rediss://user:secret@host:6380/1", True),
-        ("unix:///run/redis.sock", True),
-        ("redis-cluster://host:7000,other:7000", False),
-        ("redis-sentinel://host:26379", False),
-        ("fs://host:0/directory", False),
-        (None, False),
+        ("redis://host:6379", "redis://host:6379"),
+        ("rediss://user:secret@host:6380/1", "rediss://user:secret@host:6380/1"),
+        ("unix:///run/redis.sock", "unix:///run/redis.sock"),
+        ("resp://host:6379", "redis://host:6379"),
+        ("redis-cluster://host:7000,other:7000", None),
+        ("redis-sentinel://host:26379", None),
+        ("fs://host:0/directory", None),
+        (None, None),
     ],
 )
-def test_a_single_redis_is_asked_and_nothing_else(url, speaks):
-    assert speaks_redis(url) is speaks
+def test_a_single_redis_is_asked_and_nothing_else(url, asked):
+    address = redis_address(url, {"username": "", "password": "hunter2"})
+    assert (address.url if address else None) == asked
+    assert "secret" not in repr(address)
+    assert "hunter2" not in repr(address)
+
+
+def test_lmcaches_login_for_resp_is_used_where_it_is():
+    address = redis_address("resp://host:6379", {"username": "", "password": "hunter2"})
+    assert address is not None
+    assert dict(address.login) == {"password": "hunter2"}
+    assert address.keys_per_chunk == 1
 
 
 def test_reports_of_a_remote_tier_are_tier_reports():
