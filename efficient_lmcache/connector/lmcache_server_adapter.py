@@ -105,6 +105,7 @@ class ServerStatus(NamedTuple):
         used_bytes: of objects, those that are being written included.
         total_bytes: what there is to allocate from.
         usable_bytes: what it holds before it evicts: its eviction starts at a watermark, on a thread of its own.
+        batch_bytes: what it evicts of them at a time.
         objects: held, one for each piece of a chunk.
         removed_objects: since the start, for whatever reason.
         evictions: since the start, how often the watermark was found exceeded and objects were evicted.
@@ -113,6 +114,7 @@ class ServerStatus(NamedTuple):
     used_bytes: int
     total_bytes: int
     usable_bytes: int
+    batch_bytes: int
     objects: int
     removed_objects: int
     evictions: int
@@ -147,12 +149,16 @@ def server_status(http_url: str) -> ServerStatus:
     try:
         storage = answer["storage_manager"]
         tiers = storage["l1_managers"]
-        watermarks = {tag: storage["l1_eviction_controllers"][tag]["trigger_watermark"] for tag in tiers}
+        evictors = storage["l1_eviction_controllers"]
+        usable_bytes = {
+            tag: int(tier["memory_total_bytes"] * evictors[tag]["trigger_watermark"]) for tag, tier in tiers.items()
+        }
         counts = _counters(http_url)
         return ServerStatus(
             used_bytes=sum(int(tier["memory_used_bytes"]) for tier in tiers.values()),
             total_bytes=sum(int(tier["memory_total_bytes"]) for tier in tiers.values()),
-            usable_bytes=sum(int(tier["memory_total_bytes"] * watermarks[tag]) for tag, tier in tiers.items()),
+            usable_bytes=sum(usable_bytes.values()),
+            batch_bytes=sum(int(usable_bytes[tag] * evictors[tag]["eviction_ratio"]) for tag in tiers),
             objects=sum(int(tier["total_object_count"]) for tier in tiers.values()),
             removed_objects=counts["lmcache_mp_l1_evicted"],
             evictions=counts["lmcache_mp_l1_eviction_loop_triggered"],

@@ -116,6 +116,7 @@ class ServerTier:
             capacity_chunks=status.usable_bytes // bytes_per_chunk,
             evicted_chunks=self._evictions.total(now_s),
             evicted_chunks_total=self._evicted_before + self._evictions.grand_total,
+            eviction_batch_chunks=status.batch_bytes // bytes_per_chunk,
         )
 
     def _announce(self, status: ServerStatus) -> None:

@@ -141,6 +141,7 @@ class Decision(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """Every factor by its name, flat but for the estimate, in types that JSON and msgpack know."""
+        batch_chunks = self.tier_report.eviction_batch_chunks if self.tier_report else 0
         return {
             "save": self.save,
             "outcome": self.outcome.value,
@@ -154,6 +155,7 @@ class Decision(NamedTuple):
             "full_and_evicting": self.full_and_evicting,
             "occupancy": self.occupancy,
             "evicted_chunks": self.evicted_chunks,
+            **({"eviction_batch_chunks": batch_chunks} if batch_chunks else {}),
             "report_age_s": self.report_age_s,
             "report_fresh": self.report_fresh,
         }

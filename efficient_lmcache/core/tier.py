@@ -20,6 +20,7 @@ class TierReport:
         evicted_chunks_total: the same since the tier started.
         received_s: the *receiver's* monotonic clock at receipt; never travels, so clocks of two nodes never compare.
         rank: of the worker that published, among the engine's.
+        eviction_batch_chunks: what the tier evicts at a time once it is full; 0 where it evicts as much as it needs.
     """
 
     engine_id: str
@@ -32,6 +33,7 @@ class TierReport:
     evicted_chunks_total: int
     received_s: float = float("-inf")
     rank: int = 0
+    eviction_batch_chunks: int = 0
 
     def __post_init__(self) -> None:
         for name in ("chunk_tokens", "chunk_bytes"):
@@ -44,6 +46,7 @@ class TierReport:
             "evicted_chunks",
             "evicted_chunks_total",
             "rank",
+            "eviction_batch_chunks",
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"TierReport.{name} is {getattr(self, name)}; it must not be negative")
@@ -59,8 +62,13 @@ class TierReport:
         return self.registered_chunks / self.capacity_chunks if self.capacity_chunks else 1.0
 
     def full_and_evicting(self, occupancy_threshold: float) -> bool:
-        """Eq. 10's second factor: occupancy at or above theta, and evictions in the window."""
-        return self.occupancy >= occupancy_threshold and self.evicted_chunks > 0
+        """Eq. 10's second factor: occupancy at or above theta, and evictions in the window.
+
+        Against what a batch leaves: in a tier that evicts, the room after a batch is no more than the room before the
+        next one, and refills that were let into it would bring that about.
+        """
+        left_by_batch = 1.0 - self.eviction_batch_chunks / self.capacity_chunks if self.capacity_chunks else 1.0
+        return self.occupancy >= occupancy_threshold * left_by_batch and self.evicted_chunks > 0
 
     def age_s(self, now_s: float) -> float:
         """Seconds since receipt on the reader's clock."""

@@ -62,6 +62,7 @@ def _report(row: dict[str, Any], previous: TierReport | None, chunk_tokens: int)
         evicted_chunks=row["evicted_chunks"],
         evicted_chunks_total=0,
         received_s=received_s,
+        eviction_batch_chunks=row.get("eviction_batch_chunks", 0),
     )
     if previous is not None and abs(previous.received_s - received_s) < _SAME_REPORT_S:
         return previous if replace(report, received_s=previous.received_s) == previous else report

@@ -21,9 +21,10 @@ _COUNT_FIELDS = (
     "evicted_chunks",
     "evicted_chunks_total",
     "rank",
+    "eviction_batch_chunks",
 )
 # Fields younger than the format's version.
-_DEFAULTS = {"rank": 0}
+_DEFAULTS = {"rank": 0, "eviction_batch_chunks": 0}
 
 
 def encode(report: TierReport) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -190,3 +192,11 @@ def test_a_pool_estimate_that_lags_behind_this_engine_does_not_hide_what_it_sees
     fill_pool(policy)
     old = PoolEstimate(active_pool=2, mean_prompt_tokens=100.0, window_lookups=2, engines=2)
     assert policy.decide(REFILL, report(), 0.0, pool=old).estimate.active_pool == 16
+
+
+@pytest.mark.parametrize(("registered", "full"), [(76, True), (75, False), (100, True), (120, True)])
+def test_a_tier_that_evicts_in_batches_is_full_from_what_a_batch_leaves_on(registered, full):
+    """LMCache's server goes up and down between four fifths of what it can hold and all of it."""
+    seen = TierReport("server", 1, 256, 1024, registered, 100, 5, 5, eviction_batch_chunks=20)
+    assert seen.full_and_evicting(0.95) is full
+    assert not replace(seen, evicted_chunks=0).full_and_evicting(0.95)

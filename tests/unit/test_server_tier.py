@@ -11,7 +11,7 @@ from efficient_lmcache.connector.server_tier import RoomMade
 
 
 def status(removed: int, evictions: int) -> ServerStatus:
-    return ServerStatus(50, 100, 80, 5, removed_objects=removed, evictions=evictions)
+    return ServerStatus(50, 100, 80, 16, 5, removed_objects=removed, evictions=evictions)
 
 
 def test_what_was_removed_before_the_first_look_does_not_count():
