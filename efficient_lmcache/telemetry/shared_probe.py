@@ -61,12 +61,13 @@ class SharedProbe:
     """Every `interval_s`, on a thread of its own: probe and publish, or take what another engine published.
 
     When the engine that probes is gone, its claim is free and another one's next attempt takes it. A tier that cannot
-    be asked is tried again with growing waits, and first asked for its name, as it may have been restarted.
+    be asked is tried again with growing waits; from `max_age_s` on it is asked for its name first, as it may have been
+    restarted, and another engine may try.
 
     Args:
         tier: is probed.
         open_channel: makes the channel of a name. Owned, and closed, by this.
-        max_age_s: after so long without a report, the tier is asked for its name anew.
+        max_age_s: of a report.
 
     Attributes:
         report: the newest report, stamped with `time.monotonic()` at its receipt; None before the first one.
@@ -91,6 +92,7 @@ class SharedProbe:
         self._channel: SharedChannel | None = None
         self._sequence = -1
         self._failures = FailureLog(_logger, "Probing the LMCache server's tier")
+        self._publish_failures = FailureLog(_logger, "Publishing the LMCache server's tier")
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="efficient-lmcache-telemetry", daemon=True)
         self._thread.start()
@@ -106,8 +108,9 @@ class SharedProbe:
             try:
                 self._look()
             except Exception as error:
-                self._failures.failed(error)
-                self._leave()
+                if not self._has_fresh_report():  # a busy tier that misses one probe stays whose it was
+                    self._failures.failed(error)
+                    self._leave()
                 self._stopping.wait(backoff.next_s())
             else:
                 self._failures.succeeded()
@@ -128,7 +131,7 @@ class SharedProbe:
             self._probe(channel, heard)
             return
         self.probing = False
-        if self.report is not None and self.report.age_s(now_s) > self._max_age_s:
+        if self.report is not None and not self._has_fresh_report():
             # Restarted under another name, or numbered anew by an engine that had heard of no report.
             self._leave()
             self._sequence = -1
@@ -140,7 +143,15 @@ class SharedProbe:
         report = replace(self._tier.probe(), engine_id=self._name, sequence=self._sequence + 1)
         self._sequence += 1
         self.report = replace(report, received_s=time.monotonic())
-        channel.publish(encode(report))
+        try:
+            channel.publish(encode(report))
+        except OSError as error:
+            self._publish_failures.failed(error)
+        else:
+            self._publish_failures.succeeded()
+
+    def _has_fresh_report(self) -> bool:
+        return self.report is not None and self.report.age_s(time.monotonic()) <= self._max_age_s
 
     def _enter(self, name: str) -> None:
         if name != self._name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -109,6 +110,15 @@ def test_a_tier_that_cannot_be_asked_is_asked_again_and_first_for_its_name(engin
     tier.name, tier.broken = "restarted", False
     wait_until(lambda: probe.report.engine_id == "restarted")
     assert caplog.text.count("broken on purpose") == 2
+
+
+def test_an_engine_that_cannot_publish_still_knows_the_tier_itself(engines, tmp_path, caplog):
+    probe = engines(Tier().seen_by("only"))
+    wait_until(lambda: probe.probing)
+    shutil.rmtree(tmp_path / "channels")
+    wait_until(lambda: "Publishing the LMCache server's tier failed" in caplog.text)
+    wait_until(lambda: "Publishing the LMCache server's tier works again" in caplog.text)
+    assert probe.report.age_s(time.monotonic()) < 20
 
 
 def test_closing_leaves_no_thread_and_frees_the_claim(engines):
