@@ -40,6 +40,7 @@ class Engine:
         gpu_blocks: int = 80,
         max_num_seqs: int = 8,
         max_model_len: int = 4096,
+        transfer_config: dict[str, Any] | None = None,
     ) -> None:
         configure_environment(host_mib, remote_url)
         from vllm import LLM
@@ -56,6 +57,7 @@ class Engine:
                 "kv_connector": connector,
                 "kv_role": "kv_both",
                 "kv_connector_extra_config": {f"efficient.{key}": value for key, value in (options or {}).items()},
+                **(transfer_config or {}),
             },
         )
         from vllm.distributed.kv_transfer import get_kv_transfer_group
