@@ -116,6 +116,8 @@ def test_the_memory_of_a_pod_holds_tier_weights_and_processes(name: str) -> None
     ranks, tier = merged["tensorParallel"], merged["hostTier"]["gibPerRank"]
     parts = tier * ranks + merged["weightsGib"] + merged["processGibPerRank"] * (ranks + 1) + merged["sharedMemoryGib"]
     parts += merged["cpu"]["kvCacheGib"] if merged["flavour"] == "cpu" else 0
+    if "remote_url" in merged["lmcache"]:
+        parts += ranks * merged["efficient"].get("remote_staging_gib", parse_options({}).remote_staging_gib)
     resources = container(find(manifests(values), "Deployment"))["resources"]
     assert resources["requests"]["memory"] == resources["limits"]["memory"] == f"{math.ceil(parts)}Gi"
     if merged["flavour"] == "gpu":

@@ -53,7 +53,13 @@ capabilities:
 {{- $tier := mulf $values.hostTier.gibPerRank $values.tensorParallel }}
 {{- $processes := mulf $values.processGibPerRank (add1 (int $values.tensorParallel)) }}
 {{- $kv := ternary $values.cpu.kvCacheGib 0 (eq $values.flavour "cpu") }}
-{{- addf $tier $processes $values.weightsGib $values.sharedMemoryGib $kv | ceil | int }}
+{{- $staging := include "efficient-lmcache.stagingGib" . }}
+{{- addf $tier $staging $processes $values.weightsGib $values.sharedMemoryGib $kv | ceil | int }}
+{{- end }}
+
+{{/* All ranks' memory for chunks on their way to or from a remote tier (efficient.remote_staging_gib). */}}
+{{- define "efficient-lmcache.stagingGib" -}}
+{{- if .Values.lmcache.remote_url }}{{ mulf (.Values.efficient.remote_staging_gib | default 1) .Values.tensorParallel }}{{ else }}0{{ end }}
 {{- end }}
 
 {{/* The `efficient.*` options as JSON, telemetry's among them. */}}
