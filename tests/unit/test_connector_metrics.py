@@ -47,6 +47,17 @@ def test_counters_add_up_and_gauges_are_the_later_ones():
     assert worker.aggregate(scheduler).data == {"counters": {"stored_tokens": 3}, "gauges": {"pressure": 1.0}}
 
 
+def test_what_lmcaches_own_connector_collected_is_kept_in_server_mode():
+    first, second = (
+        ConnectorStats({"counters": {}, "gauges": {}, "lmcache": {"s": values}}) for values in ([1], [2, 3])
+    )
+    assert first.aggregate(second).data["lmcache"] == {"s": [1, 2, 3]}
+    ours = ConnectorStats({"counters": {"stored_tokens": 1}, "gauges": {}})
+    for added in (ours.aggregate(first), first.aggregate(ours)):
+        assert added.data == {"counters": {"stored_tokens": 1}, "gauges": {}, "lmcache": {"s": [1]}}
+    assert not first.is_empty()
+
+
 def test_no_increment_is_lost_between_threads():
     stats, totals = StatsCollector(), [0]
     done = threading.Event()

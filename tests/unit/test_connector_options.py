@@ -18,6 +18,8 @@ def test_defaults_are_table_7_with_conditioned_admission():
     ("key", "value", "allowed"),
     [
         ("admission", "always", "none, fixed, conditioned"),
+        ("mode", "client", "in_process, server"),
+        ("server.http_url", "localhost:8080", "a string that matches `https?://"),
         ("write_threshold_chunks", -1, "an integer >= 0"),
         ("write_threshold_chunks", "8", "an integer >= 0"),
         ("occupancy_threshold", 1.5, "a number >= 0 and <= 1"),
