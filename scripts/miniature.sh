@@ -8,15 +8,15 @@ python=${PYTHON:-.venv/bin/python}
 elm=("$python" -m efficient_lmcache.cli)
 source=${EFFICIENT_LMCACHE_DATA:-../shared}/traces/swebench-verified-mini-swe-agent.jsonl.gz
 case $plan in
-miniature) tasks=79 ;;
-nightly) tasks=32 ;;
-server-mode | three-engines) tasks=24 ;;
+miniature) tasks=79 trim=(--calls 12) ;;
+nightly) tasks=32 trim=(--calls 12) ;;
+server-mode | three-engines) tasks=24 trim=(--tasks 20 --calls 9) ;;
 *) echo "error: the plan is '$plan'; it must be miniature, nightly, server-mode or three-engines" >&2 && exit 2 ;;
 esac
 if [ "$tasks" = 24 ] && [ ! -f "$source" ] && [ ! -f "$out/agents.trace" ]; then
     echo "$source is absent: agents are synthesized" >&2
     mkdir -p "$out"
-    "${elm[@]}" trace synthesize --out "$out/agents.trace" --tasks 24 --calls-per-task 12 --vocab 16384 \
+    "${elm[@]}" trace synthesize --out "$out/agents.trace" --tasks 20 --calls-per-task 9 --vocab 16384 \
         --max-output 8 --max-prompt 14000
 fi
 if [ ! -f "$source" ] && [ ! -f "$out/agents.trace" ]; then
@@ -28,7 +28,7 @@ if [ ! -f "$out/agents.trace" ]; then
     "${elm[@]}" trace import "$source" --tokenizer tekken --tasks "$tasks" --vocab 16384 \
         --out "$out/whole.trace" --force
     # Two cores compute some 15,000 tokens a second: the first calls of every task, and short outputs, are what fits.
-    "${elm[@]}" trace trim "$out/whole.trace" --calls 12 --max-output 8 --out "$out/agents.trace"
+    "${elm[@]}" trace trim "$out/whole.trace" "${trim[@]}" --max-output 8 --out "$out/agents.trace"
     rm "$out/whole.trace"
 fi
 [ -f "$out/model/config.json" ] || "${elm[@]}" model create "$out/model"

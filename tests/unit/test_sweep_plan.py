@@ -13,6 +13,7 @@ from efficient_lmcache.replay.synthesize import Workload, synthesize
 from efficient_lmcache.sweep.expand import PlannedRun, expand, read_subject
 from efficient_lmcache.sweep.plan import PlanError, load_plan
 
+REPRODUCE = Path(__file__).parents[2] / "deploy" / "reproduce"
 RUNS = [{"admission": "none", "active_pool": 2, "host_gib": 1}]
 
 
@@ -103,6 +104,11 @@ def test_engines_that_share_a_tier_have_all_of_it_and_others_their_part(
     )
     assert own.gpu_kv_tokens is not None
     assert alone[0].options.gpu_kv_tokens in (2 * own.gpu_kv_tokens, 2 * own.gpu_kv_tokens + 1)
+
+
+def test_the_plans_with_an_lmcache_server_can_be_read() -> None:
+    alone, three = (load_plan(REPRODUCE / f"{name}.yaml").server for name in ("server-mode", "three-engines"))
+    assert (alone.mode, alone.engines, three.mode, three.engines) == ("server", 1, "server", 3)
 
 
 def test_paths_of_a_plan_are_relative_to_it(tmp_path: Path) -> None:
