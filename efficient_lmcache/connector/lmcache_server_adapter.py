@@ -98,24 +98,30 @@ def prom_metrics(*arguments: Any) -> Any:
     return LMCacheMPPromMetrics(*arguments)
 
 
-class ServerStatus(NamedTuple):
-    """What a server says of its memory tier (L1), which all its engines share.
+class ServerCapacity(NamedTuple):
+    """The size of a server's memory tier (L1), which all its engines share.
 
     Attributes:
-        used_bytes: of objects, those that are being written included.
         total_bytes: what there is to allocate from.
         usable_bytes: what it holds before it evicts: its eviction starts at a watermark, on a thread of its own.
         batch_bytes: what it evicts of them at a time.
-        objects: held, one for each piece of a chunk.
-        removed_objects: since the start, for whatever reason.
-        evictions: since the start, how often the watermark was found exceeded and objects were evicted.
     """
 
-    used_bytes: int
     total_bytes: int
     usable_bytes: int
     batch_bytes: int
-    objects: int
+
+
+class ServerUse(NamedTuple):
+    """What a server's memory tier holds, and what has left it since the server's start.
+
+    Attributes:
+        used_bytes: of objects, those that are being written included.
+        removed_objects: for whatever reason.
+        evictions: how often the watermark was found exceeded and objects were evicted.
+    """
+
+    used_bytes: int
     removed_objects: int
     evictions: int
 
@@ -139,49 +145,53 @@ def instance_id(http_url: str) -> str:
         raise ServerError(f"{http_url}/config does not say mp.instance_id") from None
 
 
-def server_status(http_url: str) -> ServerStatus:
-    """What the server's tier holds now.
+def server_capacity(http_url: str) -> ServerCapacity:
+    """How large the server's tier is now; it may allocate its memory little by little.
+
+    Not for every probe: to answer, the server walks through all its objects with its tier locked, and checks its
+    allocator, of which it logs five lines.
 
     Raises:
-        ServerError: see there; also where the server counts no evictions (`--disable-metrics`, `--otlp-endpoint`).
+        ServerError: see there.
     """
     answer = _json(f"{http_url}/status")
     try:
-        storage = answer["storage_manager"]
-        tiers = storage["l1_managers"]
-        evictors = storage["l1_eviction_controllers"]
+        tiers, evictors = (answer["storage_manager"][name] for name in ("l1_managers", "l1_eviction_controllers"))
         usable_bytes = {
             tag: int(tier["memory_total_bytes"] * evictors[tag]["trigger_watermark"]) for tag, tier in tiers.items()
         }
-        counts = _counters(http_url)
-        return ServerStatus(
-            used_bytes=sum(int(tier["memory_used_bytes"]) for tier in tiers.values()),
+        return ServerCapacity(
             total_bytes=sum(int(tier["memory_total_bytes"]) for tier in tiers.values()),
             usable_bytes=sum(usable_bytes.values()),
             batch_bytes=sum(int(usable_bytes[tag] * evictors[tag]["eviction_ratio"]) for tag in tiers),
-            objects=sum(int(tier["total_object_count"]) for tier in tiers.values()),
-            removed_objects=counts["lmcache_mp_l1_evicted"],
-            evictions=counts["lmcache_mp_l1_eviction_loop_triggered"],
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ServerError(f"{http_url}/status lacks {error}") from None
 
 
-def _counters(http_url: str) -> dict[str, int]:
-    """The sums of two counters over their labels; a counter that has not counted yet does not show.
+def server_use(http_url: str) -> ServerUse:
+    """What the server's tier holds now.
 
     Raises:
-        ServerError: see `server_status`.
+        ServerError: see there; also where the server does not count (`--disable-metrics`, `--otlp-endpoint`).
     """
     text = _answer(f"{http_url}/metrics").decode(errors="replace")
-    # Counts every second, so that without it nothing is counted.
+    # Counts every second, so that without it nothing is counted. The others show once they have counted.
     if "lmcache_mp_l1_eviction_loop_ticks" not in text:
         raise ServerError(f"{http_url}/metrics counts no evictions; allowed: a server that serves its own metrics")
-    # The exporter adds a unit and `_total` to a counter's name.
-    return {
-        name: int(sum(map(float, re.findall(rf"^{name}(?:_chunks)?_total(?:{{.*}})? (\S+)", text, re.MULTILINE))))
-        for name in ("lmcache_mp_l1_evicted", "lmcache_mp_l1_eviction_loop_triggered")
-    }
+    return ServerUse(
+        used_bytes=_summed(text, "lmcache_mp_l1_memory_usage_bytes"),
+        removed_objects=_summed(text, "lmcache_mp_l1_evicted_chunks_total"),
+        evictions=_summed(text, "lmcache_mp_l1_eviction_loop_triggered_total"),
+    )
+
+
+def _summed(text: str, metric: str) -> int:
+    """Over its labels; 0 where it does not show. Raises ServerError."""
+    try:
+        return int(sum(map(float, re.findall(rf"^{metric}(?:{{.*}})? (\S+)", text, re.MULTILINE))))
+    except (ValueError, OverflowError):
+        raise ServerError(f"{metric} is no number") from None
 
 
 def _json(url: str) -> Any:

@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable
 
 from efficient_lmcache.connector import lmcache_server_adapter
-from efficient_lmcache.connector.lmcache_server_adapter import ServerStatus
+from efficient_lmcache.connector.lmcache_server_adapter import ServerCapacity, ServerUse
 from efficient_lmcache.core.tier import TierReport
 from efficient_lmcache.telemetry.eviction_window import EvictionWindow
 from efficient_lmcache.telemetry.shared_probe import SHARED_TIER_PREFIX
 
+#: A server's capacity changes while it grows into its memory, and seldom after.
+CAPACITY_HOLDS_S = 60.0
 _logger = logging.getLogger(__name__)
 
 
@@ -24,17 +26,17 @@ class RoomMade:
     """
 
     def __init__(self) -> None:
-        self._last: ServerStatus | None = None
+        self._last: ServerUse | None = None
         self._unexplained = 0
 
-    def since_last(self, status: ServerStatus) -> int:
+    def since_last(self, use: ServerUse) -> int:
         """Objects evicted to make room since the last call; 0 at the first, and after the server was restarted."""
-        last, self._last = self._last, status
-        if last is None or status.removed_objects < last.removed_objects or status.evictions < last.evictions:
+        last, self._last = self._last, use
+        if last is None or use.removed_objects < last.removed_objects or use.evictions < last.evictions:
             self._unexplained = 0
             return 0
-        removed = status.removed_objects - last.removed_objects
-        if status.evictions == last.evictions:
+        removed = use.removed_objects - last.removed_objects
+        if use.evictions == last.evictions:
             self._unexplained = removed
             return 0
         evicted, self._unexplained = removed + self._unexplained, 0
@@ -72,7 +74,8 @@ class ServerTier:
         self._pieces = pieces
         self._window_s = window_s
         self._on_evicted = on_evicted
-        self._usable_bytes: int | None = None
+        self._capacity: ServerCapacity | None = None
+        self._capacity_until_s = 0.0
         self.resume(None)
 
     def identify(self) -> str:
@@ -90,6 +93,7 @@ class ServerTier:
         self._room_made = RoomMade()
         self._evicted_before = 0
         self._odd_objects = 0
+        self._capacity_until_s = 0.0
         if report is not None:
             self._evictions.add(report.evicted_chunks, time.monotonic())
             self._evicted_before = report.evicted_chunks_total - report.evicted_chunks
@@ -100,33 +104,39 @@ class ServerTier:
         Raises:
             ServerError: the server cannot be asked.
         """
-        status = lmcache_server_adapter.server_status(self._http_url)
-        evicted, self._odd_objects = divmod(self._room_made.since_last(status) + self._odd_objects, self._pieces)
+        capacity = self._read_capacity()
+        use = lmcache_server_adapter.server_use(self._http_url)
+        evicted, self._odd_objects = divmod(self._room_made.since_last(use) + self._odd_objects, self._pieces)
         now_s = time.monotonic()
         self._evictions.add(evicted, now_s)
-        self._on_evicted(evicted)
-        self._announce(status)
+        if evicted:
+            self._on_evicted(evicted)
         bytes_per_chunk = self._chunk_bytes * self._pieces
         return TierReport(
             engine_id="unnamed",
             sequence=0,
             chunk_tokens=self._chunk_tokens,
             chunk_bytes=self._chunk_bytes,
-            registered_chunks=status.used_bytes // bytes_per_chunk,
-            capacity_chunks=status.usable_bytes // bytes_per_chunk,
+            registered_chunks=use.used_bytes // bytes_per_chunk,
+            capacity_chunks=capacity.usable_bytes // bytes_per_chunk,
             evicted_chunks=self._evictions.total(now_s),
             evicted_chunks_total=self._evicted_before + self._evictions.grand_total,
-            eviction_batch_chunks=status.batch_bytes // bytes_per_chunk,
+            eviction_batch_chunks=capacity.batch_bytes // bytes_per_chunk,
         )
 
-    def _announce(self, status: ServerStatus) -> None:
-        if status.usable_bytes == self._usable_bytes:
-            return
-        self._usable_bytes = status.usable_bytes
-        _logger.info(
-            "The LMCache server at %s holds %.3f GiB before it evicts, of %.3f GiB, for %d ranks",
-            self._http_url,
-            status.usable_bytes / 1024**3,
-            status.total_bytes / 1024**3,
-            self._pieces,
-        )
+    def _read_capacity(self) -> ServerCapacity:
+        now_s = time.monotonic()
+        known = self._capacity
+        if known is not None and now_s < self._capacity_until_s:
+            return known
+        capacity = self._capacity = lmcache_server_adapter.server_capacity(self._http_url)
+        self._capacity_until_s = now_s + CAPACITY_HOLDS_S
+        if capacity != known:
+            _logger.info(
+                "The LMCache server at %s holds %.3f GiB before it evicts, of %.3f GiB; ranks share it %d to a chunk",
+                self._http_url,
+                capacity.usable_bytes / 1024**3,
+                capacity.total_bytes / 1024**3,
+                self._pieces,
+            )
+        return capacity

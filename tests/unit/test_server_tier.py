@@ -6,49 +6,49 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from efficient_lmcache.connector.lmcache_server_adapter import ServerError, ServerStatus, default_http_url, instance_id
+from efficient_lmcache.connector.lmcache_server_adapter import ServerError, ServerUse, default_http_url, instance_id
 from efficient_lmcache.connector.server_tier import RoomMade
 
 
-def status(removed: int, evictions: int) -> ServerStatus:
-    return ServerStatus(50, 100, 80, 16, 5, removed_objects=removed, evictions=evictions)
+def use(removed: int, evictions: int) -> ServerUse:
+    return ServerUse(used_bytes=50, removed_objects=removed, evictions=evictions)
 
 
 def test_what_was_removed_before_the_first_look_does_not_count():
-    assert RoomMade().since_last(status(1000, 7)) == 0
+    assert RoomMade().since_last(use(1000, 7)) == 0
 
 
 def test_a_cleared_cache_is_no_eviction():
     room_made = RoomMade()
     for removed in (0, 500, 500, 700):
-        assert room_made.since_last(status(removed, 0)) == 0
+        assert room_made.since_last(use(removed, 0)) == 0
 
 
 def test_an_eviction_counts_also_where_its_two_counters_are_seen_apart():
     room_made = RoomMade()
-    room_made.since_last(status(0, 0))
-    assert room_made.since_last(status(10, 0)) == 0
-    assert room_made.since_last(status(10, 1)) == 10
-    assert room_made.since_last(status(30, 2)) == 20
+    room_made.since_last(use(0, 0))
+    assert room_made.since_last(use(10, 0)) == 0
+    assert room_made.since_last(use(10, 1)) == 10
+    assert room_made.since_last(use(30, 2)) == 20
 
 
 def test_a_restarted_server_starts_anew():
     room_made = RoomMade()
-    room_made.since_last(status(900, 9))
-    assert room_made.since_last(status(100, 1)) == 0
-    assert room_made.since_last(status(120, 2)) == 20
+    room_made.since_last(use(900, 9))
+    assert room_made.since_last(use(100, 1)) == 0
+    assert room_made.since_last(use(120, 2)) == 20
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=40))
 def test_every_eviction_counts_once_however_often_one_looks(rounds):
     """Each eviction moves the removals first, then the evictions; a look falls between them or not."""
     room_made, removed, counted = RoomMade(), 0, 0
-    room_made.since_last(status(0, 0))
+    room_made.since_last(use(0, 0))
     for evictions, (objects, looked_between) in enumerate(rounds, start=1):
         removed += objects
         if looked_between:
-            counted += room_made.since_last(status(removed, evictions - 1))
-        counted += room_made.since_last(status(removed, evictions))
+            counted += room_made.since_last(use(removed, evictions - 1))
+        counted += room_made.since_last(use(removed, evictions))
     assert counted == removed
 
 
