@@ -33,6 +33,8 @@ class Engine:
     evicted: int = 0
     stored: int = 100
     restored: int = 1000
+    declined: int = 0
+    mean_prompt_tokens: int = 30_000
     decisions: dict[str, int] = field(default_factory=lambda: {"no_pressure": 10, "extension": 0, "refill": 0})
     under_pressure: int = 0
     stale: int = 0
@@ -45,6 +47,7 @@ class Engine:
         gauges = {
             "working_set_bytes": self.working_set_gib * _GIB,
             "tier_capacity_bytes": self.tier_gib * _GIB,
+            "mean_prompt_tokens": self.mean_prompt_tokens,
             "telemetry_redis_up": self.redis_up,
             "pool_engines": self.pool_engines,
         }
@@ -52,6 +55,8 @@ class Engine:
             "evicted_chunks_total": self.evicted,
             "stored_tokens_total": self.stored,
             "restored_tokens_total": self.restored,
+            "declined_chunks_total": self.declined,
+            "deduplicated_chunks_total": 0,
             "decisions_pressure_total": self.under_pressure,
             "decisions_stale_report_total": self.stale,
         }
@@ -82,7 +87,16 @@ SCENES = {
     ),
     "no reports": (Engine(stale=9), {"EfficientLMCacheStaleTelemetry"}),
     "a report missing now and then": (Engine(stale=1), set()),
-    "LMCache did not start": (Engine(stored=0, restored=0, decisions={"refill": 0}), {"EfficientLMCacheNoDecisions"}),
+    "LMCache did not start": (Engine(stored=0, restored=0, decisions={"refill": 0}), {"EfficientLMCacheTierUnused"}),
+    "LMCache did not start in the workers": (
+        Engine(stored=0, restored=0, stale=10),
+        {"EfficientLMCacheTierUnused", "EfficientLMCacheStaleTelemetry"},
+    ),
+    "prompts shorter than a chunk": (Engine(stored=0, restored=0, mean_prompt_tokens=500), set()),
+    "everything declined": (
+        Engine(working_set_gib=22, stored=0, restored=0, declined=40, decisions={"refill": 10}, under_pressure=10),
+        {"EfficientLMCacheTierTooSmall"},
+    ),
     "idle": (Engine(stored=0, restored=0, decisions={"refill": 0}, requests=0), set()),
     "Redis heard": (Engine(redis_up=1, pool_engines=3), set()),
     "Redis down": (Engine(redis_up=0, pool_engines=1), {"EfficientLMCacheRedisDown"}),
