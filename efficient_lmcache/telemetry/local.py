@@ -42,8 +42,8 @@ def runtime_directory() -> Path:
 class LocalSink(ReportSink):
     """Publishes into this host's channel of `engine_id`, and removes the channels of engines that died.
 
-    `engine_id` must be unique to one start of one engine: a second live sink of the same id fails with
-    BlockingIOError. Nothing is touched before the first `publish`.
+    `engine_id` is unique to one start of one engine, or names what several engines share, who `claim` before they
+    publish: a second live sink of the same id fails with BlockingIOError. Nothing is touched before the first of these.
     """
 
     def __init__(self, engine_id: str, directory: Path | None = None) -> None:
