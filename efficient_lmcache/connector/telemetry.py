@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 #: An observation describes a minute where a report describes a moment, so it may come, and age, so many times slower.
 #: Every engine hears every other: at the reports' pace, 64 of them would cost each almost 1 % of a core.
 OBSERVATION_PACE = 3
+#: At least: of a shorter window than the default, a report interval is no small part.
+OBSERVATIONS_PER_WINDOW = 20
 #: An engine that probes for all may miss so many probes before another one takes over.
 PROBES_PER_LEASE = 3
 
@@ -121,7 +123,9 @@ class SchedulerTelemetry:
             deployment,
             view,
             RedisOutbox(settings, deployment),
-            interval_s=OBSERVATION_PACE * options.report_interval_s,
+            interval_s=min(
+                OBSERVATION_PACE * options.report_interval_s, options.activity_window_s / OBSERVATIONS_PER_WINDOW
+            ),
             max_age_s=OBSERVATION_PACE * options.report_max_age_s,
             on_estimate=self._show,
         )
