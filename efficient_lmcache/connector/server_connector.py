@@ -17,6 +17,7 @@ from efficient_lmcache.connector.options import ConnectorOptions, parse_options
 from efficient_lmcache.connector.server_admission import ServerAdmission
 from efficient_lmcache.connector.server_tier import ServerTier
 from efficient_lmcache.connector.telemetry import SchedulerTelemetry
+from efficient_lmcache.connector.tenants import tenant_digest
 from efficient_lmcache.core.admission import ADMISSIONS
 from efficient_lmcache.core.tasks import TaskInference
 from efficient_lmcache.telemetry.failure_log import FailureLog
@@ -102,6 +103,13 @@ class ServerConnector(LMCacheMPConnector):
             )
 
     # Scheduler
+
+    def _get_or_create_request_tracker(self, request: Request) -> Any:
+        tracker = super()._get_or_create_request_tracker(request)
+        if request.cache_salt:
+            # LMCache's keys hold what it finds here: the salt itself, and none with a slash, which ends the engine.
+            tracker.cache_salt = tenant_digest(request.cache_salt)
+        return tracker
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
