@@ -66,6 +66,15 @@ def test_a_preempted_request_gets_a_new_tracker_and_is_looked_up_again():
     assert "LMCacheMPRequestTracker(request)" in body
 
 
+def test_keys_have_the_salt_that_a_tracker_has():
+    from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
+    from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
+
+    assert "cache_salt=tracker.cache_salt" in source(LMCacheMPConnector.get_num_new_matched_tokens)
+    for metadata in (LMCacheMPRequestMetadata.GetStoreMetadata, LMCacheMPRequestMetadata.GetRetrieveMetadata):
+        assert "cache_salt=tracker.cache_salt" in source(metadata)
+
+
 def test_what_workers_are_told_to_copy_has_a_direction_and_a_range():
     from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPConnectorMetadata, LMCacheMPRequestMetadata
     from lmcache.integration.vllm.vllm_multi_process_adapter import LoadStoreOp
