@@ -1,0 +1,83 @@
+"""`efficient.mode: server` inside real vLLM, beside a real LMCache server on the CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import fresh_process
+import pytest
+from lmcache_server_process import CHUNK_TOKENS, LMCacheServer
+
+pytestmark = pytest.mark.integration
+
+pytest.importorskip("lmcache", reason="LMCache is not installed (the cpu or gpu extra)")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("server-mode") / "model"
+    command = [sys.executable, "-m", "efficient_lmcache.cli", "model", "create", str(directory), "--vocab", "4096"]
+    subprocess.run(command, check=True)
+    return str(directory)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LMCacheServer]:
+    started = LMCacheServer(tmp_path, l1_mib=24)
+    yield started
+    started.kill()
+
+
+def test_an_engine_beside_a_server(model, server, tmp_path):
+    """One engine, as starting one takes longest; what it does in turn is judged here in turn."""
+    log = tmp_path / "decisions.jsonl"
+    result = fresh_process.run(
+        "server_scenarios:everything",
+        model=model,
+        transfer_options=server.transfer_options,
+        decision_log=str(log),
+    )
+
+    restore = result["restore"]
+    assert restore["restored"] == restore["computed"]
+    assert restore["stored_tokens"] == restore["restored_tokens"] == 4 * 5 * CHUNK_TOKENS
+    assert restore["lmcache_lookups"] >= 8
+
+    decline = result["decline"]
+    assert (decline["objects"], decline["stored_tokens"], decline["declined"]) == (0, 0, 4)
+
+    preempt = result["preempt"]
+    assert preempt["preemptions"] > 0
+    assert (preempt["objects"], preempt["stored_tokens"]) == (0, 0)
+    assert preempt["running"] > 0
+    assert preempt["known"] > 0
+
+    fill = result["fill"]
+    assert fill["registered"] == fill["objects"]
+    assert fill["capacity_bytes"] == pytest.approx(0.8 * fill["total_bytes"], rel=0.02)
+    assert fill["evicted"] == fill["evicted_total"] == fill["evicted_counted"] == fill["removed"] > 0
+    assert fill["evicted_after_first_clear"] == 0
+    assert fill["evicted_after_second_clear"] == fill["evicted_total"]
+
+    for stage in ("restore", "decline", "preempt"):
+        assert set(result[stage]["state"].values()) == {0}, stage
+    assert set(preempt["state_after_abort"].values()) == {0}
+    assert set(result["state_at_the_end"].values()) == {0}
+    assert len({json.loads(line)["request_id"] for line in log.read_text().splitlines()}) > 40
+
+
+def test_with_lazy_offload_a_declined_request_is_not_stored_later_either(model, server, tmp_path):
+    result = fresh_process.run(
+        "server_scenarios:lazily",
+        model=model,
+        transfer_options=server.transfer_options,
+        decision_log=str(tmp_path / "decisions.jsonl"),
+    )
+    assert result["declined"] == {"objects": 0, "decisions": 0, "trackers": 0, "lookups": 0, "held_back": 0}
+    assert result["admitted"]["objects"] > 0
+    assert result["restored_tokens"] > 0
+    assert result["again"] == result["outputs"]
