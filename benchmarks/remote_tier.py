@@ -59,7 +59,9 @@ def _run(policy: str, model: str, redis_mib: int) -> dict[str, float]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     limits = ["--maxmemory", f"{redis_mib}mb", "--maxmemory-policy", "allkeys-lru", "--save", ""]
-    redis_server = subprocess.Popen(["redis-server", "--port", str(port), *limits], stdout=subprocess.DEVNULL)
+    redis_server = subprocess.Popen(
+        ["redis-server", "--bind", "127.0.0.1", "--port", str(port), *limits], stdout=subprocess.DEVNULL
+    )
     try:
         inner = ["--policy", policy, "--redis-url", f"redis://127.0.0.1:{port}", "--model", model]
         process = subprocess.run(
