@@ -172,7 +172,9 @@ def _shows_metrics(port: int) -> bool:
 async def soak(options: argparse.Namespace, running: Running, load: Load, samples: Any) -> list[list[Sample]]:
     """The samples after the warm-up, as many as there are when the time is over or Ctrl-C is pressed."""
     moments: list[list[Sample]] = []
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(_CALL_S)) as session:
+    # A connection that is kept may be closed by the server just as the next call is sent.
+    connections = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(connector=connections, timeout=aiohttp.ClientTimeout(_CALL_S)) as session:
         agents = [
             asyncio.create_task(agent(session, url, number, load))
             for number, url in enumerate(url for url in running.engines for _ in range(options.agents))

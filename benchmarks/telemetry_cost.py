@@ -220,15 +220,18 @@ def thread_seconds() -> dict[str, float]:
 
 
 def measure(work: Work, telemetry: Telemetry, pairs: int) -> list[tuple[Segment, Segment]]:
-    """Pairs of segments, on and off; which one is served first changes from pair to pair."""
+    """Pairs of segments, on and off; which one is served first changes from pair to pair. Ctrl-C ends it early."""
     telemetry.off()
-    measured = []
-    for number in range(pairs):
-        order = (True, False) if number % 2 else (False, True)
-        segments = {is_on: _segment(work, telemetry, is_on) for is_on in order}
-        measured.append((segments[True], segments[False]))
-        if number % 5 == 4:
-            print(f"{number + 1} of {pairs} pairs", file=sys.stderr, flush=True)
+    measured: list[tuple[Segment, Segment]] = []
+    try:
+        while len(measured) < pairs:
+            order = (True, False) if len(measured) % 2 else (False, True)
+            segments = {is_on: _segment(work, telemetry, is_on) for is_on in order}
+            measured.append((segments[True], segments[False]))
+            print(f"{len(measured)} of {pairs} pairs", file=sys.stderr, end="\r", flush=True)
+    except KeyboardInterrupt:
+        if not measured:
+            raise
     return measured
 
 
