@@ -308,4 +308,6 @@ def publish(socket: str, engines: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # LMCache's threads would keep the interpreter from ending
