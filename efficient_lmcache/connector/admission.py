@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from efficient_lmcache.connector import vllm_adapter
-from efficient_lmcache.connector.tier_writes import SKIP_SAVE_KEY, TierWrites
+from efficient_lmcache.connector.tier_writes import ON, SKIP_SAVE_KEY, TierWrites
 from efficient_lmcache.core.admission import AdmissionPolicy, Decision, RequestFacts
 from efficient_lmcache.core.tasks import TaskInference
 from efficient_lmcache.core.tier import TierReport
@@ -72,7 +72,7 @@ class RequestAdmission:
         self._pool_lookups = pool_lookups
         self._remote = remote
         # The transfer parameters that carry the request's decision.
-        self._decided: dict[str, dict[str, bool]] = {}
+        self._decided: dict[str, dict[str, str]] = {}
         self._failures = FailureLog(_logger, "Deciding on a write admission")
 
     def __len__(self) -> int:
@@ -135,10 +135,10 @@ class RequestAdmission:
         return self._policy.decide(of_cpu_tier, self._reports.report, now_s), self._remote.decide(facts, now_s)
 
 
-def _transfer_params(decision: Decision, remote: Decision | None) -> dict[str, bool]:
+def _transfer_params(decision: Decision, remote: Decision | None) -> dict[str, str]:
     if remote is not None:
         return TierWrites(cpu=decision.save, remote=remote.save).transfer_params()
-    return {} if decision.save else {SKIP_SAVE_KEY: True}
+    return {} if decision.save else {SKIP_SAVE_KEY: ON}
 
 
 def _pool_lookup(request: Request, decision: Decision, now_s: float) -> Lookup:

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 #: LMCache's request-level switch: none of the request's new KV is stored.
 SKIP_SAVE_KEY = "lmcache.skip_save"
+#: A switch that is on. LMCache's asynchronous lookup, which a preempted request meets again, carries strings alone.
+ON = "true"
 # LMCache hands parameters with its prefix on to the workers, and takes only its tags into its keys.
 _SKIP_CPU_KEY = "lmcache.efficient.skip_cpu_tier"
 _SKIP_REMOTE_KEY = "lmcache.efficient.skip_remote_tier"
@@ -23,11 +25,11 @@ class TierWrites(NamedTuple):
     cpu: bool
     remote: bool
 
-    def transfer_params(self) -> dict[str, bool]:
+    def transfer_params(self) -> dict[str, str]:
         """What the request's transfer parameters say of it; nothing where all is as in plain LMCache."""
         params = {_SKIP_CPU_KEY: not self.cpu, _SKIP_REMOTE_KEY: not self.remote}
         params[SKIP_SAVE_KEY] = not (self.cpu or self.remote)
-        return {key: True for key, holds in params.items() if holds}
+        return {key: ON for key, holds in params.items() if holds}
 
     @classmethod
     def of(cls, request_configs: Mapping[str, Any] | None) -> TierWrites:

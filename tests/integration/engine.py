@@ -41,7 +41,6 @@ class Engine:
         max_num_seqs: int = 8,
         max_model_len: int = 4096,
         transfer_config: dict[str, Any] | None = None,
-        compile_model: bool = True,
     ) -> None:
         configure_environment(host_mib, remote_url)
         from vllm import LLM
@@ -54,7 +53,7 @@ class Engine:
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             disable_log_stats=False,
-            enforce_eager=not compile_model,
+            enforce_eager=True,  # compiling takes longer than most scenarios; the replay's servers compile
             kv_transfer_config={
                 "kv_connector": connector,
                 "kv_role": "kv_both",

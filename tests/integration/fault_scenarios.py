@@ -83,7 +83,7 @@ def victim(model: str, redis_url: str, password_file: str, progress: str) -> Non
     """Serves until it is killed; `progress` has what it served, as the latest line of JSON."""
     for name in ("time", "monotonic", "perf_counter"):
         setattr(time, name, _ahead(getattr(time, name)))
-    engine = Engine(model, host_mib=0.6, gpu_blocks=40, compile_model=False, options=_options(redis_url, password_file))
+    engine = Engine(model, host_mib=0.6, gpu_blocks=40, options=_options(redis_url, password_file))
     load = Load(engine, agents=6, name="victim")
     with Path(progress).open("w", buffering=1) as file:
         while True:
@@ -95,7 +95,7 @@ def victim(model: str, redis_url: str, password_file: str, progress: str) -> Non
 
 
 def tier_smaller_than_a_chunk(model: str) -> dict[str, Any]:
-    engine = Engine(model, host_mib=0.1, gpu_blocks=40, compile_model=False, options=OPTIONS)
+    engine = Engine(model, host_mib=0.1, gpu_blocks=40, options=OPTIONS)
     load = Load(engine, agents=6, name="agent")
     while load.served["healthy"] < ENOUGH:
         load.serve()
@@ -134,7 +134,7 @@ def survivor(model: str, directory: str, elsewhere: dict[str, str] | None) -> di
     try:
         disk = FullDisk.prepared()
         options = _options(server.url, str(password)) | {"admission": "conditioned"}
-        engine = Engine(model, host_mib=8, gpu_blocks=40, compile_model=False, options=options)
+        engine = Engine(model, host_mib=8, gpu_blocks=40, options=options)
         result = _Scenario(engine, server, namespace, disk, other, password).run()
         return result | {"victim": json.loads(progress.read_text().splitlines()[-1])}
     finally:

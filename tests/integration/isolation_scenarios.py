@@ -72,7 +72,7 @@ def _counters() -> dict[str, float]:
 
 
 def _start(model: str, remote_url: str, **options: Any) -> tuple[Engine, Clients]:
-    engine = Engine(model, host_mib=64, remote_url=remote_url, options=options, compile_model=False)
+    engine = Engine(model, host_mib=64, remote_url=remote_url, options=options)
     return engine, Clients(engine)
 
 

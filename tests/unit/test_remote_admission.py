@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from efficient_lmcache.connector.admission import DecisionLog, NoReports, RequestAdmission
 from efficient_lmcache.connector.remote import RemoteAdmission
-from efficient_lmcache.connector.tier_writes import SKIP_SAVE_KEY, TierWrites
+from efficient_lmcache.connector.tier_writes import ON, SKIP_SAVE_KEY, TierWrites
 from efficient_lmcache.core.admission import ADMISSIONS, AdmissionParameters
 from efficient_lmcache.core.observation import PoolEstimate
 from efficient_lmcache.core.tasks import TaskInference
@@ -123,7 +123,7 @@ def test_a_refill_is_declined_by_the_tiers_that_the_pool_exceeds(remote_chunks, 
 def test_without_a_remote_tier_a_declined_request_is_told_lmcaches_own_switch_alone():
     scheduler = Scheduler(remote_bytes=0)
     fill_pool(scheduler)
-    assert params(scheduler.look_up(0, 10 * CHUNK_TOKENS)) == {SKIP_SAVE_KEY: True}
+    assert params(scheduler.look_up(0, 10 * CHUNK_TOKENS)) == {SKIP_SAVE_KEY: ON}
 
 
 def test_what_would_be_restored_from_the_remote_tier_counts_as_written_to_the_cpu_tier():
