@@ -16,7 +16,7 @@ from engine import CHUNK_TOKENS, Engine, random_prompts
 
 def restore_and_extend(model: str) -> dict[str, Any]:
     """20 unlabelled prompts: computed, restored, then extended."""
-    engine = Engine(model, host_mib=64, gpu_blocks=120, options={"admission": "none"})
+    engine = Engine(model, host_mib=64, gpu_blocks=120, options={"admission": "none"}, compile_model=True)
     prompts = random_prompts(20, 5 * CHUNK_TOKENS + 100)
     computed = engine.generate(prompts, max_tokens=16)
     stored = engine.metrics()

@@ -41,6 +41,7 @@ class Engine:
         max_num_seqs: int = 8,
         max_model_len: int = 4096,
         transfer_config: dict[str, Any] | None = None,
+        compile_model: bool = False,
     ) -> None:
         configure_environment(host_mib, remote_url)
         from vllm import LLM
@@ -53,7 +54,7 @@ class Engine:
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             disable_log_stats=False,
-            enforce_eager=True,  # compiling takes longer than most scenarios; the replay's servers compile
+            enforce_eager=not compile_model,  # compiling takes longer than most scenarios
             kv_transfer_config={
                 "kv_connector": connector,
                 "kv_role": "kv_both",
