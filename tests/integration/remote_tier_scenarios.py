@@ -27,6 +27,8 @@ class Agents:
             options={
                 "admission": "conditioned",
                 "write_threshold_chunks": 2,
+                # A Redis of 8 MiB makes room for its connections' buffers too, which leaves it a quarter below its limit.
+                "occupancy_threshold": 0.6,
                 "report_interval_s": 0.1,
                 "report_read_interval_s": 0.05,
                 "remote_staging_gib": 8 / 4096,  # of 8 chunks
