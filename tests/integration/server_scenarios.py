@@ -39,6 +39,8 @@ class ServerEngine(Engine):
             kv_transfer_config={
                 "kv_connector": "EfficientLMCacheConnector",
                 "kv_role": "kv_both",
+                # By default vLLM fails a request whose restore does not end, and itself when it ends after all.
+                "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": {
                     **transfer_options,
                     "efficient.report_interval_s": 0.2,
