@@ -98,8 +98,8 @@ class ServerConnector(LMCacheMPConnector):
         _logger.info("%s", _start_up_line(options, server, http_url, bytes_per_token))
         if vllm_adapter.fails_lost_restores(vllm_config):
             _logger.warning(
-                "kv_load_failure_policy is fail: if the LMCache server dies during a restore, vLLM fails the request, and "
-                "may end with it. Set it to recompute"
+                "kv_load_failure_policy is fail: if the LMCache server dies during a restore, vLLM fails the request, "
+                "and may end with it. Set it to recompute"
             )
         if self._telemetry.pool is None:
             _logger.info(
