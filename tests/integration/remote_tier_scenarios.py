@@ -27,7 +27,7 @@ class Agents:
             options={
                 "admission": "conditioned",
                 "write_threshold_chunks": 2,
-                # A Redis of 8 MiB makes room for its connections' buffers too, which leaves it a quarter below its limit.
+                # A Redis of 8 MiB makes room for its connections' buffers too: they leave it a quarter below its limit.
                 "occupancy_threshold": 0.6,
                 "report_interval_s": 0.1,
                 "report_read_interval_s": 0.05,
