@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from quiet import QUIET
+
 CHUNK_TOKENS = 1024
 GROWTH_TOKENS = 700
 AGENTS = 4
@@ -55,19 +57,14 @@ def main() -> None:
 
 def _start_engine(directory: Path, prompt_tokens: int, key_hash: str) -> Any:
     os.environ.update(
+        QUIET,
         PYTHONPATH=os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         TIMINGS_DIR=str(directory),
         VLLM_CPU_KVCACHE_SPACE="1",
         LMCACHE_CHUNK_SIZE=str(CHUNK_TOKENS),
         LMCACHE_MAX_LOCAL_CPU_SIZE="2",
         LMCACHE_PRE_CACHING_HASH_ALGORITHM=key_hash,
-        LMCACHE_TRACK_USAGE="false",
-        LMCACHE_DISABLE_BANNER="1",
-        LMCACHE_LOG_LEVEL="ERROR",
         PYTHONHASHSEED="0",
-        VLLM_LOGGING_LEVEL="ERROR",
-        VLLM_NO_USAGE_STATS="1",
-        HF_HUB_OFFLINE="1",
     )
     from vllm import LLM
 

@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from quiet import QUIET
+
 CHUNK_TOKENS = 256
 VOCABULARY = 4096
 ALONE, OTHER_SALT, SAME_SALT = "alone", "after A, other salt", "after A, same salt"
@@ -44,17 +46,12 @@ def main() -> None:
 
 def _start_engine(directory: Path, prompt_tokens: int) -> Any:
     os.environ.update(
+        QUIET,
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_CPU_OMP_THREADS_BIND=f"0-{(os.cpu_count() or 1) - 1}",
-        VLLM_LOGGING_LEVEL="ERROR",
-        VLLM_NO_USAGE_STATS="1",
-        HF_HUB_OFFLINE="1",
         LMCACHE_CHUNK_SIZE=str(CHUNK_TOKENS),
         LMCACHE_MAX_LOCAL_CPU_SIZE="1",
-        LMCACHE_TRACK_USAGE="false",
-        LMCACHE_DISABLE_BANNER="1",
-        LMCACHE_LOG_LEVEL="ERROR",
     )
     from vllm import LLM
 

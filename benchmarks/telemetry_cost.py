@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quiet import QUIET
+
 ALLOWED = 0.005
 CHUNK_TOKENS, VOCABULARY = 256, 4096
 AGENTS, CALLS, FIRST_TOKENS, GROWTH_TOKENS, OUTPUT_TOKENS = 4, 6, 1024, 512, 4
@@ -83,18 +85,13 @@ def _until_the_end(stack: ExitStack, process: subprocess.Popen[bytes]) -> None:
 
 def start_engine(directory: Path, url: str) -> Any:
     os.environ.update(
+        QUIET,
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_CPU_OMP_THREADS_BIND=",".join(map(str, sorted(os.sched_getaffinity(0)))),
         LMCACHE_CHUNK_SIZE=str(CHUNK_TOKENS),
         LMCACHE_MAX_LOCAL_CPU_SIZE="0.008",
-        LMCACHE_TRACK_USAGE="false",
-        LMCACHE_DISABLE_BANNER="1",
-        LMCACHE_LOG_LEVEL="ERROR",
         PYTHONHASHSEED="0",
-        VLLM_LOGGING_LEVEL="ERROR",
-        VLLM_NO_USAGE_STATS="1",
-        HF_HUB_OFFLINE="1",
     )
     from vllm import LLM
 

@@ -8,35 +8,33 @@ python=${PYTHON:-.venv/bin/python}
 elm=("$python" -m efficient_lmcache.cli)
 source=${EFFICIENT_LMCACHE_DATA:-../shared}/traces/swebench-verified-mini-swe-agent.jsonl.gz
 case $plan in
-miniature) tasks=79 trim=(--calls 12) ;;
-nightly) tasks=32 trim=(--calls 12) ;;
-server-mode | three-engines) tasks=24 trim=(--tasks 20 --calls 9) ;;
+miniature) tasks=79 trim=(--calls 12) shares_server= ;;
+nightly) tasks=32 trim=(--calls 12) shares_server= ;;
+server-mode | three-engines) tasks=24 trim=(--tasks 20 --calls 9) shares_server=yes ;;
 *) echo "error: the plan is '$plan'; it must be miniature, nightly, server-mode or three-engines" >&2 && exit 2 ;;
 esac
-if [ "$tasks" = 24 ] && [ ! -f "$source" ] && [ ! -f "$out/agents.trace" ]; then
-    echo "$source is absent: agents are synthesized" >&2
-    mkdir -p "$out"
-    "${elm[@]}" trace synthesize --out "$out/agents.trace" --tasks 20 --calls-per-task 9 --vocab 16384 \
-        --max-output 8 --max-prompt 14000
-fi
-if [ ! -f "$source" ] && [ ! -f "$out/agents.trace" ]; then
+if [ ! -f "$out/agents.trace" ] && [ ! -f "$source" ] && [ -z "$shares_server" ]; then
     echo "error: $source is absent; EFFICIENT_LMCACHE_DATA names the directory that holds traces/" >&2
     exit 2
 fi
 mkdir -p "$out"
-if [ ! -f "$out/agents.trace" ]; then
+if [ ! -f "$out/agents.trace" ] && [ -f "$source" ]; then
     "${elm[@]}" trace import "$source" --tokenizer tekken --tasks "$tasks" --vocab 16384 \
         --out "$out/whole.trace" --force
     # Two cores compute some 15,000 tokens a second: the first calls of every task, and short outputs, are what fits.
     "${elm[@]}" trace trim "$out/whole.trace" "${trim[@]}" --max-output 8 --out "$out/agents.trace"
     rm "$out/whole.trace"
+elif [ ! -f "$out/agents.trace" ]; then
+    echo "$source is absent: agents are synthesized" >&2
+    "${elm[@]}" trace synthesize --out "$out/agents.trace" --tasks 20 --calls-per-task 9 --vocab 16384 \
+        --max-output 8 --max-prompt 14000
 fi
 [ -f "$out/model/config.json" ] || "${elm[@]}" model create "$out/model"
 status=0
 "${elm[@]}" replay sweep "deploy/reproduce/$plan.yaml" --trace "$out/agents.trace" --model "$out/model" \
     --out "$out/sweep" --resume || status=$?
 [ "$status" -gt 1 ] || "${elm[@]}" report "$out/sweep" --trace "$out/agents.trace" -o "$out/report.html" --force
-if [ "$tasks" = 24 ] && [ "$status" = 0 ]; then
+if [ "$shares_server" ] && [ "$status" = 0 ]; then
     "$python" benchmarks/server_mode.py "$out"/sweep/runs/* --trace "$out/agents.trace"
 fi
 exit "$status"

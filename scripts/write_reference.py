@@ -26,7 +26,8 @@ vllm serve MODEL --kv-transfer-config '{
 
 Everything else is configured where it always was: LMCache through its YAML file, its `LMCACHE_*` variables or
 `lmcache.*` keys beside these, vLLM through its own options. The footprint, the chunk size and the tier's capacity are
-read from them.
+read from them. Two secrets come from the environment: `EFFICIENT_LMCACHE_REDIS_PASSWORD`, and
+`EFFICIENT_LMCACHE_TENANT_KEY` for the digests of `cache_salt` ([isolation](isolation.md)).
 
 | option | default | allowed | meaning |
 |---|---|---|---|

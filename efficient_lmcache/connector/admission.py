@@ -15,7 +15,7 @@ from efficient_lmcache.core.admission import AdmissionPolicy, Decision, RequestF
 from efficient_lmcache.core.tasks import TaskInference
 from efficient_lmcache.core.tier import TierReport
 from efficient_lmcache.telemetry.failure_log import FailureLog
-from efficient_lmcache.telemetry.pool import Lookup
+from efficient_lmcache.telemetry.pool import Lookup, TaskInPool
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -90,17 +90,15 @@ class RequestAdmission:
             return
         self._decided[request_id] = {}
         try:
-            task = vllm_adapter.named_task(request)
-            if task is None:
-                task = self._tasks.assign(*vllm_adapter.prompt(request))
+            task, in_pool = self._task_of(request)
             facts = RequestFacts(task, request.num_prompt_tokens, host_match_tokens(request_id))
             now_s = self._clock()
-            decision, remote = self._decide(request_id, facts, now_s)
+            decision, remote = self._decide(request_id, facts, in_pool, now_s)
             self._decided[request_id] = _transfer_params(decision, remote)
             self.on_scheduled(request)
             self._stats.add_decision(decision, remote)
             if self._pool_lookups is not None:
-                self._pool_lookups.append(_pool_lookup(request, decision, now_s))
+                self._pool_lookups.append(Lookup(*in_pool, facts.prompt_tokens, now_s, decision.pressure))
             if self._decision_log is not None:
                 self._decision_log.write(request_id, decision, remote)
         except Exception as error:
@@ -127,7 +125,17 @@ class RequestAdmission:
         if self._remote is not None:
             self._remote.close()
 
-    def _decide(self, request_id: str, facts: RequestFacts, now_s: float) -> tuple[Decision, Decision | None]:
+    def _task_of(self, request: Request) -> tuple[str, TaskInPool]:
+        """The task's name on this engine, and what tells it from all others of the pool."""
+        named = vllm_adapter.task_and_tenant(request)
+        if named is None:
+            task = self._tasks.assign(*vllm_adapter.prompt(request))
+            return task, (task, None, False)
+        return vllm_adapter.qualified_task(*named), (*named, True)
+
+    def _decide(
+        self, request_id: str, facts: RequestFacts, in_pool: TaskInPool, now_s: float
+    ) -> tuple[Decision, Decision | None]:
         """The CPU tier's decision, and the remote tier's if there is one. `facts` are those of all tiers together."""
         if self._remote is None:
             return self._policy.decide(facts, self._reports.report, now_s), None
@@ -139,12 +147,6 @@ def _transfer_params(decision: Decision, remote: Decision | None) -> dict[str, s
     if remote is not None:
         return TierWrites(cpu=decision.save, remote=remote.save).transfer_params()
     return {} if decision.save else {SKIP_SAVE_KEY: ON}
-
-
-def _pool_lookup(request: Request, decision: Decision, now_s: float) -> Lookup:
-    named = vllm_adapter.task_and_tenant(request)
-    task, tenant = named or (str(decision.request.task), None)
-    return Lookup(task, tenant, named is not None, decision.request.prompt_tokens, now_s, decision.pressure)
 
 
 class DecisionLog:

@@ -75,11 +75,8 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
             self._start_admission(vllm_config)
 
     def _start_admission(self, vllm_config: VllmConfig) -> None:
-        options, lmcache = self._options, self._lmcache
-        obstacle = _obstacle_to_admission(vllm_config, lmcache)
-        if obstacle and options.admission != "none":
-            _logger.warning("efficient.admission is none in this engine: %s", obstacle)
-            options = options.model_copy(update={"admission": "none"})
+        lmcache = self._lmcache
+        options = options_despite(_obstacle_to_admission(vllm_config, lmcache), self._options)
         bytes_per_token = vllm_adapter.footprint_bytes_per_token_per_rank(vllm_config)
         parameters = options.admission_parameters(
             chunk_tokens=lmcache.chunk_tokens,
@@ -201,13 +198,28 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
 
 def _obstacle_to_admission(vllm_config: VllmConfig, lmcache: SchedulerSide) -> str | None:
     """Why write admission makes no sense in this engine, if so."""
-    if vllm_adapter.hands_over_kv(vllm_config):
-        return "with a kv_role other than kv_both, stores are another engine's input"
+    if obstacle := handed_over_kv(vllm_config):
+        return obstacle
     if lmcache.is_layerwise:
         return "LMCache's use_layerwise stores and evicts layer by layer"
     if not lmcache.host_tier_bytes:
         return "LMCache has no CPU tier (local_cpu is off)"
     return None
+
+
+def handed_over_kv(vllm_config: VllmConfig) -> str | None:
+    """The obstacle to write admission that has nothing to do with LMCache."""
+    if vllm_adapter.hands_over_kv(vllm_config):
+        return "with a kv_role other than kv_both, stores are another engine's input"
+    return None
+
+
+def options_despite(obstacle: str | None, options: ConnectorOptions) -> ConnectorOptions:
+    """The options in force: without write admission where something stands in its way, which is logged."""
+    if obstacle is None or options.admission == "none":
+        return options
+    _logger.warning("efficient.admission is none in this engine: %s", obstacle)
+    return options.model_copy(update={"admission": "none"})
 
 
 def open_decision_log(options: ConnectorOptions, policy: AdmissionPolicy) -> DecisionLog | None:

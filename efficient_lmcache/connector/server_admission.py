@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from efficient_lmcache.connector import vllm_adapter
 from efficient_lmcache.connector.admission import RequestAdmission
 from efficient_lmcache.core.admission import Decision, RequestFacts
+from efficient_lmcache.telemetry.pool import TaskInPool
 from efficient_lmcache.telemetry.pool_now import PoolNow
 
 if TYPE_CHECKING:
@@ -27,12 +27,6 @@ class ServerAdmission(RequestAdmission):
         super().__init__(*settings, **more)
         self._decline = decline
         self._pool = pool
-        self._looked_up: Request | None = None
-
-    def on_lookup(self, request: Request, host_match_tokens: Callable[[str], int]) -> None:
-        self._looked_up = request
-        super().on_lookup(request, host_match_tokens)
-        self._looked_up = None
 
     def on_scheduled(self, request: Request) -> None:
         """Keep a declined request declined: after a preemption LMCache tracks it anew."""
@@ -43,10 +37,10 @@ class ServerAdmission(RequestAdmission):
         except Exception as error:
             self._failures.failed(error)
 
-    def _decide(self, request_id: str, facts: RequestFacts, now_s: float) -> tuple[Decision, Decision | None]:
+    def _decide(
+        self, request_id: str, facts: RequestFacts, in_pool: TaskInPool, now_s: float
+    ) -> tuple[Decision, Decision | None]:
         pool = None
-        if self._pool is not None and self._looked_up is not None:
-            named = vllm_adapter.task_and_tenant(self._looked_up)
-            task, tenant = named or (str(facts.task), None)
-            pool = self._pool.at_lookup(task, tenant, named is not None, facts.prompt_tokens, now_s)
+        if self._pool is not None:
+            pool = self._pool.at_lookup(*in_pool, facts.prompt_tokens, now_s)
         return self._policy.decide(facts, self._reports.report, now_s, pool), None

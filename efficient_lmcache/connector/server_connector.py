@@ -10,7 +10,7 @@ from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from efficient_lmcache.connector import vllm_adapter
-from efficient_lmcache.connector.connector import open_decision_log
+from efficient_lmcache.connector.connector import handed_over_kv, open_decision_log, options_despite
 from efficient_lmcache.connector.lmcache_server_adapter import ServerSide, default_http_url
 from efficient_lmcache.connector.metrics import ConnectorStats, StatsCollector
 from efficient_lmcache.connector.options import ConnectorOptions, parse_options
@@ -57,13 +57,7 @@ class ServerConnector(LMCacheMPConnector):
 
     def _start_admission(self, vllm_config: VllmConfig) -> None:
         self._server = server = ServerSide(self)
-        options = self._options
-        if vllm_adapter.hands_over_kv(vllm_config) and options.admission != "none":
-            _logger.warning(
-                "efficient.admission is none in this engine: with a kv_role other than kv_both, stores are another "
-                "engine's input"
-            )
-            options = options.model_copy(update={"admission": "none"})
+        options = options_despite(handed_over_kv(vllm_config), self._options)
         bytes_per_token = vllm_adapter.footprint_bytes_per_token_per_rank(vllm_config)
         policy = ADMISSIONS[options.admission](
             options.admission_parameters(

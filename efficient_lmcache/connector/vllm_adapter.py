@@ -71,23 +71,18 @@ def fails_lost_restores(vllm_config: VllmConfig) -> bool:
     return _transfer_config(vllm_config).kv_load_failure_policy == "fail"
 
 
-def named_task(request: Request) -> str | None:
-    """The task that the client named, if it did."""
-    named = task_and_tenant(request)
-    if named is None:
-        return None
-    task, tenant = named
-    # Two tenants may use the same names.
-    return task if tenant is None else f"{task}@{tenant}"
-
-
 def task_and_tenant(request: Request) -> tuple[str, str | None] | None:
-    """What `named_task` is made of: the client's name, and whose it is."""
+    """The task that the client named, if it did, and whose it is."""
     transfer_params = request.kv_transfer_params
     task = transfer_params.get(TASK_ID_KEY) if transfer_params else None
     if task is None:
         return None
     return str(task), tenant_digest(request.cache_salt) if request.cache_salt else None
+
+
+def qualified_task(task: str, tenant: str | None) -> str:
+    """One name, as two tenants may use the same ones."""
+    return task if tenant is None else f"{task}@{tenant}"
 
 
 def prompt(request: Request) -> tuple[Sequence[Hashable], Sequence[int], str | None]:

@@ -123,7 +123,7 @@ def plan_deployment(
         shared.append(Part("redis-server", words, dict(inherited), ports.redis, log, redis_is_ready))
     engines = []
     for number, port in enumerate(ports.engines):
-        of_engine = directory.of_engine(number) if options.engines > 1 else directory
+        of_engine = directory.of_engine(number, options.engines)
         engine = _engine_options(options, model, context_tokens, of_engine, metrics_dir, ports, number)
         name = "the server" if options.engines == 1 else f"engine {number}"
         words, variables = command_of(engine, port), environment(engine, inherited)

@@ -231,10 +231,10 @@ class _Run:
                 return False
 
     def _scrape(self, moment: str, servers: Sequence[Server], deployment: Deployment) -> _Snapshots:
-        several = len(servers) > 1
+        directories = [self.directory.of_engine(number, len(servers)) for number in range(len(servers))]
         engines = [
-            scrape(server.base_url, (self.directory.of_engine(number) if several else self.directory).metrics(moment))
-            for number, server in enumerate(servers)
+            scrape(server.base_url, directory.metrics(moment))
+            for server, directory in zip(servers, directories, strict=True)
         ]
         lmcache = deployment.lmcache
         if lmcache is None:
@@ -288,7 +288,7 @@ class _Run:
 
     @property
     def _first_log(self) -> Path:
-        return (self.directory.of_engine(0) if len(self.engines) > 1 else self.directory).server_log
+        return self.directory.of_engine(0, len(self.engines)).server_log
 
     def _log_tails(self, servers: Sequence[Server]) -> str:
         """Of those that are gone, or of all if none is."""

@@ -175,8 +175,9 @@ class RunDirectory:
         self.decisions = path / f"decisions{self._part}.jsonl"
         self.server_log = path / f"server{self._part}.log"
 
-    def of_engine(self, engine: int) -> RunDirectory:
-        return RunDirectory(self.path, engine)
+    def of_engine(self, engine: int, engines: int) -> RunDirectory:
+        """Where one of `engines` engines has its files; an only one's are the run's."""
+        return RunDirectory(self.path, engine) if engines > 1 else self
 
     @staticmethod
     def require_new(path: Path) -> None:
@@ -221,7 +222,7 @@ class RunDirectory:
 
     def merge_decisions(self, engines: int) -> None:
         """Make one log of several engines', in the order of their clock, which processes of one machine share."""
-        parts = [self.of_engine(number) for number in range(engines)]
+        parts = [self.of_engine(number, engines) for number in range(engines)]
         rows = [{**row, "engine": number} for number, part in enumerate(parts) for row in part.decision_rows()]
         if not rows:
             return

@@ -55,8 +55,8 @@ class Lookup(NamedTuple):
     pressure: bool
 
 
-# The first three of a lookup.
-_Task: TypeAlias = "tuple[str, str | None, bool]"
+#: The first three of a lookup.
+TaskInPool: TypeAlias = "tuple[str, str | None, bool]"
 
 
 class TaskHasher(NamedTuple):
@@ -103,7 +103,7 @@ class Observer:
         self._window_lookups = EvictionWindow(window_s)
         self._pressure: bool | None = None
         self._hasher = TaskHasher(b"", engine_id)
-        self._hashes: dict[_Task, int] = {}
+        self._hashes: dict[TaskInPool, int] = {}
 
     def observation(self, sequence: int, salt: bytes, now_s: float) -> Observation:
         """What was seen in the window that ends at `now_s`, its tasks hashed with `salt`."""
@@ -116,7 +116,7 @@ class Observer:
         if salt != self._hasher.salt:
             self._hasher, self._hashes = TaskHasher(salt, self._engine_id), {}
         known = self._hashes
-        tasks = cast("list[_Task]", self._estimator.active_tasks())
+        tasks = cast("list[TaskInPool]", self._estimator.active_tasks())
         self._hashes = {task: known.get(task) or self._hasher.hash(*task) for task in tasks}
         hashes, threshold = smallest_hashes(set(self._hashes.values()))
         window_lookups = self._window_lookups.total(now_s)

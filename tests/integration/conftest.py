@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,16 @@ import pytest
 from efficient_lmcache.replay.server import Server, ServerOptions, environment, free_port, serve_command
 
 REPLAY_VOCAB_SIZE = 2048
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random model with the vocabulary of `engine.VOCABULARY`, for scenarios in fresh processes."""
+    pytest.importorskip("vllm", reason="vLLM is not installed (the cpu or gpu extra)")
+    directory = tmp_path_factory.mktemp("scenarios") / "model"
+    command = [sys.executable, "-m", "efficient_lmcache.cli", "model", "create", str(directory), "--vocab", "4096"]
+    subprocess.run(command, check=True)
+    return str(directory)
 
 
 @pytest.fixture(scope="session")

@@ -17,14 +17,6 @@ pytestmark = pytest.mark.integration
 CHUNK_TOKENS = 256
 
 
-@pytest.fixture(scope="session")
-def small_model(tmp_path_factory) -> str:
-    directory = tmp_path_factory.mktemp("connector") / "model"
-    command = [sys.executable, "-m", "efficient_lmcache.cli", "model", "create", str(directory), "--vocab", "4096"]
-    subprocess.run(command, check=True)
-    return str(directory)
-
-
 def test_restored_prefixes_yield_the_same_greedy_tokens_as_computed_ones(small_model):
     result = fresh_process.run("connector_scenarios:restore_and_extend", model=small_model)
     assert len(result["computed"]) == 20

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
@@ -31,15 +29,7 @@ FAULTS = (
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    directory = tmp_path_factory.mktemp("faults") / "model"
-    command = [sys.executable, "-m", "efficient_lmcache.cli", "model", "create", str(directory), "--vocab", "4096"]
-    subprocess.run(command, check=True)
-    return str(directory)
-
-
-@pytest.fixture(scope="module")
-def served(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def served(small_model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with ExitStack() as stack:
         try:
             elsewhere = asdict(stack.enter_context(network_namespace()))
@@ -49,7 +39,7 @@ def served(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
         return fresh_process.run(
             "fault_scenarios:survivor",
             timeout_s=1200,
-            model=model,
+            model=small_model,
             directory=str(tmp_path_factory.mktemp("survivor")),
             elsewhere=elsewhere,
         ) | {"elsewhere": elsewhere}
@@ -89,8 +79,8 @@ def test_an_engine_whose_tier_is_smaller_than_a_request_and_whose_clocks_are_ahe
     assert metrics["efficient_lmcache:decisions_stale_report_total"] < victim["served"] / 4
 
 
-def test_with_a_tier_smaller_than_a_chunk_everything_is_computed(model):
-    result = fresh_process.run("fault_scenarios:tier_smaller_than_a_chunk", timeout_s=1200, model=model)
+def test_with_a_tier_smaller_than_a_chunk_everything_is_computed(small_model):
+    result = fresh_process.run("fault_scenarios:tier_smaller_than_a_chunk", timeout_s=1200, model=small_model)
     assert result["wrong"] == 0
     assert result["metrics"].get("efficient_lmcache:stored_tokens_total", 0) == 0
     assert set(result["state"].values()) == {0}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,19 +36,11 @@ def redis_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    directory = tmp_path_factory.mktemp("isolation") / "model"
-    command = [sys.executable, "-m", "efficient_lmcache.cli", "model", "create", str(directory), "--vocab", "4096"]
-    subprocess.run(command, check=True)
-    return str(directory)
-
-
-@pytest.fixture(scope="module")
-def first(model: str, redis_servers: dict[str, RedisProcess]) -> dict[str, Any]:
+def first(small_model: str, redis_servers: dict[str, RedisProcess]) -> dict[str, Any]:
     with RedisMonitor(redis_servers["telemetry"]) as monitor:
         result = fresh_process.run(
             "isolation_scenarios:first_engine",
-            model=model,
+            model=small_model,
             remote_url=redis_servers["remote"].url,
             telemetry_url=redis_servers["telemetry"].url,
         )
@@ -117,14 +107,14 @@ def test_where_lmcache_loses_tags_a_tenant_does_without_it(first):
     assert set(first["state"].values()) == {0}
 
 
-def test_another_engine_restores_from_the_remote_tier_what_its_tenant_left_there(first, model, redis_servers):
+def test_another_engine_restores_from_the_remote_tier_what_its_tenant_left_there(first, small_model, redis_servers):
     remote = redis_servers["remote"]
     names = remote.cli("--scan").split()
     assert names
     assert not [name for name in names if "salt-of" in name]
     result = fresh_process.run(
         "isolation_scenarios:second_engine",
-        model=model,
+        model=small_model,
         remote_url=remote.url,
         shared_prompt=first["shared_prompt"],
     )

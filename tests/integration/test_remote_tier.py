@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,15 +19,6 @@ PROMPT_TOKENS = 6 * 256
 CHUNK_BYTES = 256 * 1024
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    pytest.importorskip("vllm", reason="vLLM is not installed (the cpu or gpu extra)")
-    directory = tmp_path_factory.mktemp("remote-tier") / "model"
-    command = [sys.executable, "-m", "efficient_lmcache.cli", "model", "create", str(directory), "--vocab", "4096"]
-    subprocess.run(command, check=True)
-    return str(directory)
-
-
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisProcess]:
     process = RedisProcess(tmp_path)
@@ -41,10 +30,10 @@ def column(rows: list[dict[str, Any]], name: str) -> list[Any]:
     return [row[name] for row in rows]
 
 
-def test_a_refill_enters_redis_and_not_the_cpu_tier_as_long_as_redis_has_room(model, redis, tmp_path):
+def test_a_refill_enters_redis_and_not_the_cpu_tier_as_long_as_redis_has_room(small_model, redis, tmp_path):
     result = fresh_process.run(
         "remote_tier_scenarios:redis_tier",
-        model=model,
+        model=small_model,
         redis_url=redis.url,
         kill_pid=redis.process.pid,
         decision_log=str(tmp_path / "decisions.jsonl"),
@@ -86,12 +75,12 @@ def test_a_refill_enters_redis_and_not_the_cpu_tier_as_long_as_redis_has_room(mo
     assert set(result["state"].values()) == {0}
 
 
-def test_a_remote_tier_that_reports_nothing_takes_what_the_cpu_tier_declines(model, tmp_path):
+def test_a_remote_tier_that_reports_nothing_takes_what_the_cpu_tier_declines(small_model, tmp_path):
     directory = tmp_path / "remote"
     directory.mkdir()
     result = fresh_process.run(
         "remote_tier_scenarios:silent_tier",
-        model=model,
+        model=small_model,
         directory=str(directory),
         decision_log=str(tmp_path / "decisions.jsonl"),
     )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 from typing import Any
 
 import fresh_process
@@ -18,13 +16,10 @@ pytest.importorskip("lmcache", reason="LMCache is not installed (the cpu or gpu 
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def result(small_model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp("server-faults")
-    model = str(directory / "model")
-    command = [sys.executable, "-m", "efficient_lmcache.cli", "model", "create", model, "--vocab", "4096"]
-    subprocess.run(command, check=True)
     return fresh_process.run(
-        "server_fault_scenarios:tenants_and_a_lost_server", timeout_s=1200, model=model, directory=str(directory)
+        "server_fault_scenarios:tenants_and_a_lost_server", timeout_s=1200, model=small_model, directory=str(directory)
     )
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,14 +15,6 @@ pytestmark = pytest.mark.integration
 pytest.importorskip("lmcache", reason="LMCache is not installed (the cpu or gpu extra)")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    directory = tmp_path_factory.mktemp("server-mode") / "model"
-    command = [sys.executable, "-m", "efficient_lmcache.cli", "model", "create", str(directory), "--vocab", "4096"]
-    subprocess.run(command, check=True)
-    return str(directory)
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[LMCacheServer]:
     started = LMCacheServer(tmp_path, l1_mib=24)
@@ -32,12 +22,12 @@ def server(tmp_path: Path) -> Iterator[LMCacheServer]:
     started.kill()
 
 
-def test_an_engine_beside_a_server(model, server, tmp_path):
+def test_an_engine_beside_a_server(small_model, server, tmp_path):
     """One engine, as starting one takes longest; what it does in turn is judged here in turn."""
     log = tmp_path / "decisions.jsonl"
     result = fresh_process.run(
         "server_scenarios:everything",
-        model=model,
+        model=small_model,
         transfer_options=server.transfer_options,
         decision_log=str(log),
     )
@@ -70,10 +60,10 @@ def test_an_engine_beside_a_server(model, server, tmp_path):
     assert len({json.loads(line)["request_id"] for line in log.read_text().splitlines()}) > 40
 
 
-def test_with_lazy_offload_a_declined_request_is_not_stored_later_either(model, server, tmp_path):
+def test_with_lazy_offload_a_declined_request_is_not_stored_later_either(small_model, server, tmp_path):
     result = fresh_process.run(
         "server_scenarios:lazily",
-        model=model,
+        model=small_model,
         transfer_options=server.transfer_options,
         decision_log=str(tmp_path / "decisions.jsonl"),
     )

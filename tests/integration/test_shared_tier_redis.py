@@ -144,12 +144,12 @@ def test_every_decision_knows_the_pool_within_five_per_cent(engines):
     for task, tokens in tasks.items():
         chance.choice(engines).decide(task, tokens)
     time.sleep(1.0)
-    for _ in range(400):
-        task = chance.choice(list(tasks))
-        decision = chance.choice(engines).decide(task, tasks[task])
-        assert decision.estimate.active_pool == 16
-        time.sleep(0.002)
-    # Of the last 416 lookups, all inside the window.
+    for _ in range(25):
+        # In rounds: drawn independently, 416 lookups would themselves stray from 8,500 by 2.7 %.
+        for task in chance.sample(list(tasks), len(tasks)):
+            decision = chance.choice(engines).decide(task, tasks[task])
+            assert decision.estimate.active_pool == 16
+            time.sleep(0.002)
     assert decision.estimate.mean_prompt_tokens == pytest.approx(8_500, rel=0.05)
     assert decision.capacity_bytes == 100 * CHUNK_TOKENS * 1024
     assert decision.report_fresh

@@ -177,7 +177,7 @@ def test_decisions_of_all_engines_become_one_log_in_the_order_of_time(tmp_path: 
     directory = RunDirectory(tmp_path)
     for engine, times in enumerate(([1.0, 4.0], [2.0, 3.0])):
         rows = "".join(json.dumps({"now_s": now_s, "task": "t"}) + "\n" for now_s in times)
-        directory.of_engine(engine).decisions.write_text(rows + '{"cut short')
+        directory.of_engine(engine, 2).decisions.write_text(rows + '{"cut short')
     directory.merge_decisions(2)
     assert [(row["now_s"], row["engine"]) for row in directory.decision_rows()] == [(1, 0), (2, 1), (3, 1), (4, 0)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["decisions.jsonl"]

@@ -120,7 +120,11 @@ def test_digests_are_the_same_in_every_process_and_depend_on_the_secret(key):
 def test_tasks_of_tenants_are_told_apart_without_their_salts():
     named = [request(salt, {"efficient_lmcache.task_id": "7"}) for salt in ("geheim", "x", None)]
     digest = tenant_digest("geheim")
-    assert [vllm_adapter.named_task(one) for one in named] == [f"7@{digest}", f"7@{tenant_digest('x')}", "7"]
+    assert [vllm_adapter.qualified_task(*vllm_adapter.task_and_tenant(one)) for one in named] == [
+        f"7@{digest}",
+        f"7@{tenant_digest('x')}",
+        "7",
+    ]
     assert [vllm_adapter.task_and_tenant(one) for one in named][::2] == [("7", digest), ("7", None)]
 
 
