@@ -15,6 +15,7 @@ from efficient_lmcache.replay.cli_replay import app as replay_app
 from efficient_lmcache.replay.cli_trace import app as trace_app
 from efficient_lmcache.replay.recorder.cli_record import record
 from efficient_lmcache.report.cli_report import report
+from efficient_lmcache.simulate.cli_simulate import simulate
 from efficient_lmcache.sizing.cli_lint import lint
 from efficient_lmcache.sizing.cli_plan import plan
 from efficient_lmcache.sizing.cli_profile import profile
@@ -40,6 +41,7 @@ app.add_typer(telemetry_app, name="telemetry")
 app.command()(plan)
 app.command()(record)
 app.command()(report)
+app.command()(simulate)
 
 
 @app.callback(invoke_without_command=True)

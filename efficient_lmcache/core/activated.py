@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # These multiply twice in a feed-forward layer; all others gate, which takes a third matrix.
 _UNGATED = frozenset({"bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "opt", "phi", "starcoder2"})
 
@@ -31,6 +32,29 @@ def activated_parameters(config: Mapping[str, Any]) -> int:
     return layers * _attention(text, hidden) + dense + sparse + embeddings
 
 
+class RoutedExperts(NamedTuple):
+    """A mixture of experts.
+
+    Attributes:
+        parameters: of all routed experts of all layers; 0 for a dense model.
+        share: of them that one token passes.
+    """
+
+    parameters: int
+    share: float
+
+
+def routed_experts(config: Mapping[str, Any]) -> RoutedExperts:
+    """Weights of which a step reads only those that its tokens are routed to; config and errors as above."""
+    text = config.get("text_config", config)
+    layers = _sparse_layers(text, _size(text, "num_hidden_layers", "n_layer"))
+    if not layers:
+        return RoutedExperts(0, 1.0)
+    experts = _size(text, *_EXPERTS)
+    expert = 3 * _size(text, "hidden_size", "n_embd") * _size(text, "moe_intermediate_size", "intermediate_size")
+    return RoutedExperts(layers * experts * expert, _size(text, "num_experts_per_tok") / experts)
+
+
 def _attention(text: Mapping[str, Any], hidden: int) -> int:
     heads = _size(text, "num_attention_heads", "n_head")
     if text.get("kv_lora_rank") is not None:
@@ -46,7 +70,7 @@ def _attention(text: Mapping[str, Any], hidden: int) -> int:
 
 def _sparse_layers(text: Mapping[str, Any], layers: int) -> int:
     """Layers whose feed-forward part is a mixture of experts."""
-    if not (text.get("num_experts") or text.get("num_local_experts") or text.get("n_routed_experts")):
+    if not any(text.get(key) for key in _EXPERTS):
         return 0
     step = text.get("decoder_sparse_step") or 1
     dense = set(text.get("mlp_only_layers") or ()) | set(range(text.get("first_k_dense_replace") or 0))
@@ -56,7 +80,7 @@ def _sparse_layers(text: Mapping[str, Any], layers: int) -> int:
 def _sparse_feed_forward(text: Mapping[str, Any], hidden: int) -> int:
     expert = _size(text, "moe_intermediate_size", "intermediate_size")
     shared = text.get("shared_expert_intermediate_size") or (text.get("n_shared_experts") or 0) * expert
-    router = _size(text, "num_experts", "num_local_experts", "n_routed_experts")
+    router = _size(text, *_EXPERTS)
     return int(3 * hidden * (_size(text, "num_experts_per_tok") * expert + shared) + router * hidden)
 
 

@@ -139,7 +139,7 @@ def serve_admitted(
         return Served(matched, 0, 0)
     tier = HostTier(capacity_chunks, _chunks(references))
     policy = admission.policy(chunk_tokens, bytes_per_token, capacity_chunks)
-    reports = _Reports(tier, chunk_tokens, bytes_per_token, admission.activity_window_s)
+    reports = TierReports(tier, chunk_tokens, bytes_per_token, admission.activity_window_s)
     stored = declined = 0
     per_call = (references.session, references.prompt_tokens, references.lookup_chunks, lookup_s)
     for call, (task, prompt_tokens, looked_up, now_s) in enumerate(
@@ -159,8 +159,12 @@ def serve_admitted(
     return Served(matched * chunk_tokens, stored * chunk_tokens, declined)
 
 
-class _Reports:
-    """Tier reports as the first worker publishes them: one a second, with the evictions of the last minute."""
+class TierReports:
+    """Tier reports as the first worker publishes them: one a second, with the evictions of the last window.
+
+    Attributes:
+        evictions: chunks evicted to make room; whoever changes the tier adds them.
+    """
 
     def __init__(self, tier: HostTier, chunk_tokens: int, bytes_per_token: int, window_s: float) -> None:
         self.evictions = EvictionWindow(window_s)

@@ -112,7 +112,7 @@ class Pool:
     def __init__(self, references: References, model: PoolModel) -> None:
         self._model = model
         self._references = references
-        self._chain = _chain(references, model.time_scale)
+        self._chain = chain(references, model.time_scale)
 
     def simulate(self, rates: Rates, computed_tokens: Ints) -> Schedule:
         """Run the pool once. The same arguments give the same schedule.
@@ -137,7 +137,8 @@ class Pool:
 _UNLIMITED_TOKENS = 1 << 62
 
 
-def _chain(references: References, time_scale: float) -> kernel.Chain:
+def chain(references: References, time_scale: float) -> kernel.Chain:
+    """Which calls follow which, and after how long: recorded intervals times `time_scale`."""
     calls = len(references)
     delay_s = np.nan_to_num(references.interval_s).clip(0.0)
     next_in_lane = np.full(calls, kernel.NONE)

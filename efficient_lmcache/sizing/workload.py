@@ -16,7 +16,7 @@ from efficient_lmcache.sizing.streams import RecordingError, open_stream
 
 VLLM_BLOCK_TOKENS = 16
 # Beyond so many references the GPU's blocks are merged: each merge halves the time and hides at most a block per call.
-_MOST_BLOCK_REFERENCES = 500_000
+MOST_BLOCK_REFERENCES = 500_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,13 @@ class Workload:
         name: str = "",
         notes: tuple[str, ...] = (),
         gpu_block_tokens: int = VLLM_BLOCK_TOKENS,
+        most_block_references: int = MOST_BLOCK_REFERENCES,
     ) -> Workload:
-        """From references in blocks of which a chunk is a multiple, outputs included where they are known."""
+        """From references in blocks of which a chunk is a multiple, outputs included where they are known.
+
+        Args:
+            most_block_references: beyond so many the GPU's blocks are merged.
+        """
         factor, rest = divmod(chunk_tokens, references.chunk_tokens)
         if rest or not factor:
             raise ValueError(
@@ -71,7 +76,7 @@ class Workload:
         if not len(references):
             raise ValueError(f"{name}: holds no calls; there is nothing to plan for")
         merged = 1
-        while len(references.keys) > merged * _MOST_BLOCK_REFERENCES and factor % (2 * merged) == 0:
+        while len(references.keys) > merged * most_block_references and factor % (2 * merged) == 0:
             merged *= 2
         blocks = coarsened(references, merged)
         if blocks.chunk_tokens > gpu_block_tokens:
@@ -86,12 +91,14 @@ def open_workload(
     tokenizer: str | None = None,
     skip_bad: bool = False,
     gpu_block_tokens: int = VLLM_BLOCK_TOKENS,
+    most_block_references: int = MOST_BLOCK_REFERENCES,
     progress: Callable[[int, int], None] | None = None,
 ) -> Workload:
     """Read a recording of any format once, whole, into memory: 8 bytes per block that a call references.
 
     Args:
         gpu_block_tokens: vLLM's block size, where the recording can be cut so finely.
+        most_block_references: beyond so many blocks are merged.
 
     Raises:
         RecordingError, ValueError: naming file, record and field, and what is allowed.
@@ -109,7 +116,8 @@ def open_workload(
         raise ValueError(f"{path}: holds no calls; there is nothing to plan for")
     skipped = (f"{stream.skipped} bad records were left out",) if stream.skipped else ()
     references = References.concatenate(batches)
-    return Workload.of(references, chunk_tokens, stream.name, (*stream.notes, *skipped), gpu_block_tokens)
+    notes = (*stream.notes, *skipped)
+    return Workload.of(references, chunk_tokens, stream.name, notes, gpu_block_tokens, most_block_references)
 
 
 def coarsened(references: References, factor: int) -> References:

@@ -1,0 +1,151 @@
+"""A simulation of a real run, held against what the run measured.
+
+Twice: in a closed loop of its own, where every difference in time changes who meets whom in the caches; and with each
+call sent when the run sent it, which leaves the caches' behaviour alone to differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from efficient_lmcache.core.footprint import KVFootprint
+from efficient_lmcache.core.references import Floats, Ints
+from efficient_lmcache.replay.rundir import RunDirectory, RunDirectoryError, read_record
+from efficient_lmcache.replay.trace import TraceReader
+from efficient_lmcache.simulate.costs import Costs
+from efficient_lmcache.simulate.deployment import RECOMPUTE, Configuration, Deployment, Simulated, simulate
+from efficient_lmcache.simulate.engine import EngineSettings
+from efficient_lmcache.simulate.simulation import Pool
+from efficient_lmcache.sizing.policy_tier import Admission
+from efficient_lmcache.sizing.workload import Workload
+
+# vLLM's own default for its API server on CPUs (vllm/engine/arg_utils.py).
+_CPU_BATCHED_TOKENS = 2048
+
+
+class Comparison(NamedTuple):
+    """One run and its simulations.
+
+    Attributes:
+        run: the directory's name.
+        measured: run.json's record.
+        simulated: in a closed loop.
+        in_order: with each call sent when the run sent it.
+        equal_cached: share of calls whose cached tokens (GPU and host together) are the run's, `in_order`.
+        equal_host_match: share of calls whose host match is the run's, `in_order`; None without a decision log.
+    """
+
+    run: str
+    measured: dict[str, Any]
+    simulated: Simulated
+    in_order: Simulated
+    equal_cached: float
+    equal_host_match: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Measured and simulated totals, and the ratios that say how far they are apart."""
+        names = ("computed_prefill_tokens", "restored_tokens_per_rank", "stored_tokens_per_rank", "makespan_s")
+        measured = {name: self.measured[name] for name in (*names, "preemptions")}
+        return {
+            "run": self.run,
+            "admission": self.measured["admission"],
+            "active_pool": self.measured["active_pool"],
+            "gamma_h": self.measured["working_set"]["gamma_h"],
+            "measured": measured,
+            "simulated": self.simulated.to_json(),
+            "in_order": self.in_order.to_json(),
+            "computed_ratio": _ratio(self.simulated.computed_prefill_tokens, measured["computed_prefill_tokens"]),
+            "computed_ratio_in_order": _ratio(
+                self.in_order.computed_prefill_tokens, measured["computed_prefill_tokens"]
+            ),
+            "makespan_ratio": _ratio(self.simulated.makespan_s, measured["makespan_s"]),
+            "equal_cached": self.equal_cached,
+            "equal_host_match": self.equal_host_match,
+        }
+
+
+def compare_run(path: Path, trace: Path, workload: Workload, model: Path, costs: Costs) -> Comparison:
+    """Simulate what a run of one engine in in-process mode did.
+
+    Args:
+        trace: the run's own.
+        workload: of the same trace, with the run's chunk and block sizes.
+        model: its config.json, or the directory it is in.
+
+    Raises:
+        RunDirectoryError: the run is not complete, or of a kind that is not modelled here.
+    """
+    record = read_record(path)
+    options = record["options"]
+    if record["status"] != "complete" or record["mode"] != "in_process" or options.get("engines", 1) != 1:
+        raise RunDirectoryError(f"{path}: is compared only if it is a complete run of one engine in in-process mode")
+    deployment = Deployment(
+        engine=EngineSettings(
+            gpu_kv_tokens=record["gpu_kv_tokens"],
+            max_num_seqs=options["max_num_seqs"],
+            max_batched_tokens=options["max_num_batched_tokens"] or _CPU_BATCHED_TOKENS,
+        ),
+        costs=costs,
+        bytes_per_token=KVFootprint.from_config_file(model).bytes_per_token_per_rank(options["tensor_parallel"]),
+        pool=Pool(record["active_pool"], options["time_scale"]),
+    )
+    configuration = Configuration(record["host_gib_per_rank"], _admission(record["admission"], options))
+    numbers = _call_numbers(trace, workload)
+    sent_s, cached = _sent(path, numbers)
+    in_order = simulate(workload, deployment, configuration, sent_s=sent_s)
+    calls = in_order.outcome.calls
+    return Comparison(
+        run=path.name,
+        measured=record,
+        simulated=simulate(workload, deployment, configuration),
+        in_order=in_order,
+        equal_cached=float(np.mean(calls.gpu_tokens + calls.restored_tokens == cached)),
+        equal_host_match=_equal_host_match(path, numbers, in_order.outcome.host_tokens),
+    )
+
+
+def _admission(name: str, options: dict[str, Any]) -> Admission:
+    given = {
+        "write_threshold_chunks": options["write_threshold_chunks"],
+        "occupancy_threshold": options["occupancy_threshold"],
+        "activity_window_s": options["activity_window_s"],
+    }
+    return Admission("none" if name == RECOMPUTE else name, **{key: value for key, value in given.items() if value})
+
+
+def _call_numbers(trace: Path, workload: Workload) -> dict[str, Ints]:
+    """Each task's calls in the workload's numbering."""
+    with TraceReader(trace) as reader:
+        return {task.task_id: np.flatnonzero(workload.chunks.lane == lane) for lane, task in enumerate(reader.tasks)}
+
+
+def _sent(path: Path, numbers: dict[str, Ints]) -> tuple[Floats, Ints]:
+    """When each call was sent, and how many of its tokens the server did not compute."""
+    count = sum(len(calls) for calls in numbers.values())
+    sent_s, cached = np.zeros(count), np.zeros(count, np.int64)
+    with RunDirectory(path).calls.open() as rows:
+        for row in map(json.loads, rows):
+            call = numbers[row["task"]][row["call"]]
+            sent_s[call], cached[call] = row["dispatched_s"], row["cached_tokens"] or 0
+    return sent_s, cached
+
+
+def _equal_host_match(path: Path, numbers: dict[str, Ints], simulated: Ints) -> float | None:
+    seen: defaultdict[str, int] = defaultdict(int)
+    equal = total = 0
+    for row in RunDirectory(path).decision_rows():
+        task = row["task"]
+        call = numbers[task][seen[task]]
+        seen[task] += 1
+        total += 1
+        equal += int(simulated[call]) == row["host_match_tokens"]
+    return equal / total if total else None
+
+
+def _ratio(simulated: float, measured: float | None) -> float | None:
+    return simulated / measured if measured else None

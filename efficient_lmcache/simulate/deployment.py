@@ -1,0 +1,175 @@
+"""What is simulated: engines of one kind with their tiers, under one configuration after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from efficient_lmcache.core.references import Floats
+from efficient_lmcache.simulate.costs import Costs
+from efficient_lmcache.simulate.engine import EngineSettings
+from efficient_lmcache.simulate.routing import ROUTERS
+from efficient_lmcache.simulate.simulation import Outcome, Pool, Progress, Simulation
+from efficient_lmcache.simulate.tiers import KVTier, LMCacheTier, NoTier
+from efficient_lmcache.sizing.policy_tier import Admission
+from efficient_lmcache.sizing.prediction import GIB, capacity_chunks
+from efficient_lmcache.sizing.workload import Workload
+
+RECOMPUTE = "recompute"
+_PLAIN_OFFLOAD = Admission()
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Engines and the agents that they serve.
+
+    Attributes:
+        engine: each engine's settings.
+        costs: each engine's.
+        bytes_per_token: beta per rank.
+        pool: the agents.
+        engines: how many.
+        route: load, session or prefix.
+        shared_tier: one tier for all engines, as of an LMCache server, instead of one for each.
+    """
+
+    engine: EngineSettings
+    costs: Costs
+    bytes_per_token: int
+    pool: Pool
+    engines: int = 1
+    route: str = "load"
+    shared_tier: bool = False
+
+    def __post_init__(self) -> None:
+        if self.engines < 1:
+            raise ValueError(f"Deployment.engines is {self.engines}; it must be at least 1")
+        if self.route not in ROUTERS:
+            raise ValueError(f"Deployment.route is {self.route!r}; it must be one of {', '.join(ROUTERS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One row of a study.
+
+    Attributes:
+        host_gib: C_H per rank, of each engine or of all if they share it; 0 recomputes.
+        admission: what may enter the tier.
+    """
+
+    host_gib: float
+    admission: Admission = _PLAIN_OFFLOAD
+
+    @property
+    def name(self) -> str:
+        """The admission, or that there is no tier."""
+        return self.admission.name if self.host_gib else RECOMPUTE
+
+
+class Simulated(NamedTuple):
+    """One configuration's result; tokens per rank are whole ranks' copies.
+
+    Attributes:
+        computed_prefill_tokens: of every call's first admission: prompt tokens that no tier held.
+        recomputed_tokens: computed once more after preemptions; not part of the former.
+        queue_delay_mean_s: from a call's arrival to its admission.
+        wall_s: that the simulation took.
+        outcome: every call's; and the tiers, for what else they know.
+    """
+
+    configuration: Configuration
+    calls: int
+    prompt_tokens: int
+    computed_prefill_tokens: int
+    gpu_hit_tokens: int
+    restored_tokens_per_rank: int
+    stored_tokens_per_rank: int
+    recomputed_tokens: int
+    preemptions: int
+    declined_calls: int
+    evicted_chunks_per_rank: int
+    makespan_s: float
+    queue_delay_mean_s: float
+    wall_s: float
+    outcome: Outcome
+    tiers: Sequence[KVTier]
+
+    def to_json(self) -> dict[str, Any]:
+        """Every number by its name."""
+        row: dict[str, Any] = {"admission": self.configuration.name, "host_gib": self.configuration.host_gib}
+        return row | {name: getattr(self, name) for name in self._fields if name not in ("configuration", *_OBJECTS)}
+
+
+_OBJECTS = ("outcome", "tiers")
+
+
+def simulate(
+    workload: Workload,
+    deployment: Deployment,
+    configuration: Configuration,
+    progress: Progress | None = None,
+    sent_s: Floats | None = None,
+) -> Simulated:
+    """Run one configuration. The same arguments give the same result but for `wall_s`.
+
+    Args:
+        progress, sent_s: of `Simulation`.
+    """
+    started_s = time.perf_counter()
+    tiers = _tiers(workload, deployment, configuration)
+    per_engine = tiers if len(tiers) == deployment.engines else tiers * deployment.engines
+    simulation = Simulation(
+        workload,
+        deployment.pool,
+        [deployment.engine] * deployment.engines,
+        per_engine,
+        deployment.costs,
+        router=ROUTERS[deployment.route],
+        sent_s=sent_s,
+    )
+    outcome = simulation.run(progress)
+    calls = outcome.calls
+    restored = calls.restored_tokens
+    lmcache = [tier for tier in tiers if isinstance(tier, LMCacheTier)]
+    return Simulated(
+        configuration=configuration,
+        calls=len(calls.prompt_tokens),
+        prompt_tokens=int(calls.prompt_tokens.sum()),
+        computed_prefill_tokens=int((calls.prompt_tokens - calls.gpu_tokens - restored).sum()),
+        gpu_hit_tokens=int(calls.gpu_tokens.sum()),
+        restored_tokens_per_rank=int(restored.sum()),
+        stored_tokens_per_rank=sum(tier.stored_tokens for tier in tiers),
+        recomputed_tokens=int(calls.recomputed_tokens.sum()),
+        preemptions=int(calls.preemptions.sum()),
+        declined_calls=sum(not decision.save for tier in lmcache for decision in tier.decisions.values()),
+        evicted_chunks_per_rank=sum(tier.evicted_chunks for tier in lmcache),
+        makespan_s=outcome.makespan_s,
+        queue_delay_mean_s=float(np.mean(calls.admitted_s - outcome.arrived_s)),
+        wall_s=time.perf_counter() - started_s,
+        outcome=outcome,
+        tiers=tiers,
+    )
+
+
+def gamma_h(workload: Workload, deployment: Deployment, host_gib: float) -> float | None:
+    """The reuse working set (Eq. 5) over the host tier; None without a tier."""
+    if not host_gib:
+        return None
+    active = min(deployment.pool.active_pool, len(np.unique(workload.chunks.session)))
+    working_set = (active - 1) * workload.mean_prompt_tokens * deployment.bytes_per_token
+    return working_set / (host_gib * GIB * (1 if deployment.shared_tier else deployment.engines))
+
+
+def _tiers(workload: Workload, deployment: Deployment, configuration: Configuration) -> list[KVTier]:
+    chunks, bytes_per_token = workload.chunks, deployment.bytes_per_token
+    capacity = capacity_chunks(configuration.host_gib, chunks.chunk_tokens, bytes_per_token)
+    if not capacity:
+        return [NoTier()]
+    return [
+        LMCacheTier(chunks, capacity, configuration.admission, bytes_per_token)
+        for _ in range(1 if deployment.shared_tier else deployment.engines)
+    ]

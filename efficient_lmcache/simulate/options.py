@@ -1,0 +1,167 @@
+"""From a user's options to a workload, a deployment and configurations, with one clear error for what does not fit."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from efficient_lmcache.core.footprint import load_config
+from efficient_lmcache.simulate.against_run import Comparison, compare_run
+from efficient_lmcache.simulate.costs import Costs, ModelShape, costs
+from efficient_lmcache.simulate.deployment import Configuration, Deployment
+from efficient_lmcache.simulate.engine import EngineSettings
+from efficient_lmcache.simulate.profiles import load_profile
+from efficient_lmcache.simulate.simulation import Pool
+from efficient_lmcache.sizing.policy_tier import Admission
+from efficient_lmcache.sizing.workload import Workload, open_workload
+
+# References of a block each; 8 bytes: the GPU's cache is modelled in vLLM's own blocks up to here.
+_MOST_BLOCK_REFERENCES = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateOptions:
+    """What `efficient-lmcache simulate` was asked; the options' own help says what each means."""
+
+    trace: Path | None
+    model: Path | None
+    profile: str
+    ranks: int
+    gpu_kv_tokens: int | None
+    host_gib: str
+    admission: str
+    active_pool: int | None
+    engines: int
+    route: str
+    shared_tier: bool
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    chunk_tokens: int
+    gpu_block_tokens: int
+    write_threshold_chunks: int
+    occupancy_threshold: float
+    activity_window_s: float
+    time_scale: float
+    kv_cache_dtype: str
+    hardware: Path | None
+    profiles: Path | None
+    tokenizer: str | None
+    skip_bad: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able dictionary."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What `deployment.simulate` takes, one configuration after the other."""
+
+    workload: Workload
+    deployment: Deployment
+    configurations: list[Configuration]
+
+
+def prepare(options: SimulateOptions) -> Inputs:
+    """Read what the options name.
+
+    Raises:
+        ValueError: naming the option, or the file and its record and field, and what is allowed.
+    """
+    trace, model = _given(options)
+    if options.active_pool is None:
+        raise ValueError("--active-pool is missing; give the agents that are in progress at the same time")
+    if options.gpu_kv_tokens is None:
+        raise ValueError("--gpu-kv-tokens is missing; give the tokens that an engine's KV cache holds")
+    configurations = _configurations(options)
+    shape = ModelShape.of(load_config(model), options.kv_cache_dtype)
+    deployment = Deployment(
+        engine=EngineSettings(options.gpu_kv_tokens, options.max_num_seqs, options.max_num_batched_tokens),
+        costs=_costs(options, shape),
+        bytes_per_token=shape.footprint.bytes_per_token_per_rank(options.ranks),
+        pool=Pool(options.active_pool, options.time_scale),
+        engines=options.engines,
+        route=options.route,
+        shared_tier=options.shared_tier,
+    )
+    workload = _workload(options, trace, options.chunk_tokens)
+    return Inputs(workload, deployment, configurations)
+
+
+def comparisons(
+    options: SimulateOptions, runs: Sequence[Path], progress: Callable[[int], None] = lambda done: None
+) -> Iterator[Comparison]:
+    """Each run against its simulations; engine, tier, pool and admission are the run's own.
+
+    Args:
+        progress: called with how many runs are done.
+    """
+    trace, model = _given(options)
+    made = _costs(options, ModelShape.of(load_config(model), options.kv_cache_dtype))
+    workloads: dict[tuple[int, int], Workload] = {}
+    for done, run in enumerate(runs):
+        progress(done)
+        recorded = _recorded_options(run)
+        sizes = recorded["chunk_tokens"], recorded["block_tokens"]
+        if sizes not in workloads:
+            workloads[sizes] = open_workload(
+                trace, sizes[0], gpu_block_tokens=sizes[1], most_block_references=_MOST_BLOCK_REFERENCES
+            )
+        yield compare_run(run, trace, workloads[sizes], model, made)
+
+
+def _given(options: SimulateOptions) -> tuple[Path, Path]:
+    if options.trace is None:
+        raise ValueError("--trace is missing; give a recording (or --paper table3)")
+    if options.model is None:
+        raise ValueError("--model is missing; give a config.json or the directory it is in")
+    return options.trace, options.model
+
+
+def _costs(options: SimulateOptions, shape: ModelShape) -> Costs:
+    return costs(load_profile(options.profile, options.profiles, options.hardware), shape, options.ranks)
+
+
+def _workload(options: SimulateOptions, trace: Path, chunk_tokens: int) -> Workload:
+    return open_workload(
+        trace,
+        chunk_tokens,
+        tokenizer=options.tokenizer,
+        skip_bad=options.skip_bad,
+        gpu_block_tokens=options.gpu_block_tokens,
+        most_block_references=_MOST_BLOCK_REFERENCES,
+    )
+
+
+def _configurations(options: SimulateOptions) -> list[Configuration]:
+    """Every admission at every capacity; recompute once, as no admission matters there."""
+    sizes = [_gib(text) for text in options.host_gib.split(",")]
+    admissions = [
+        Admission(name.strip(), options.write_threshold_chunks, options.occupancy_threshold, options.activity_window_s)
+        for name in options.admission.split(",")
+    ]
+    tiers = [Configuration(gib, admission) for gib, admission in product(sizes, admissions) if gib]
+    return [Configuration(0.0)] * (0.0 in sizes) + tiers
+
+
+def _gib(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ValueError(f"--host-gib has {text.strip()!r}; give numbers >= 0 with commas between them")
+    return value
+
+
+def _recorded_options(run: Path) -> dict[str, Any]:
+    try:
+        options: dict[str, Any] = json.loads((run / "run.json").read_text())["options"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{run / 'run.json'}: cannot be read ({error})") from error
+    return options

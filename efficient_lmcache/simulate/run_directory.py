@@ -1,0 +1,137 @@
+"""A simulated configuration as the run directory that a replay would have left: `compare` and `report` read it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from efficient_lmcache import __version__
+from efficient_lmcache.replay.driver import CallRow
+from efficient_lmcache.replay.rundir import DecisionCounts, RunDirectory, RunRecord, WorkingSet
+from efficient_lmcache.simulate.deployment import Configuration, Simulated, gamma_h
+from efficient_lmcache.simulate.options import Inputs, SimulateOptions
+from efficient_lmcache.simulate.tiers import LMCacheTier
+
+SIMULATED = "simulated"
+
+
+def check_directories(out: Path | None, configurations: Sequence[Configuration]) -> None:
+    """Raise RunDirectoryError, before anything is computed, where a run would overwrite something."""
+    for configuration in configurations if out is not None else ():
+        RunDirectory.require_new(_directory(out, configuration))  # type: ignore[arg-type]
+
+
+def write_run(out: Path, made: Simulated, inputs: Inputs, options: SimulateOptions) -> Path:
+    """Write run.json, calls.jsonl and, of a tier with an admission, decisions.jsonl. Returns the directory."""
+    directory = RunDirectory.create(_directory(out, made.configuration))
+    calls = list(_calls(made, inputs))
+    decisions = list(_decisions(made))
+    _write_lines(directory.calls, [asdict(row) for row in calls])
+    if decisions:
+        _write_lines(directory.decisions, decisions)
+    directory.write_record(_record(made, inputs, options, calls, decisions))
+    return directory.path
+
+
+def _directory(out: Path, configuration: Configuration) -> Path:
+    return out / (f"{configuration.name}-{configuration.host_gib:g}gib" if configuration.host_gib else "recompute")
+
+
+def _calls(made: Simulated, inputs: Inputs) -> list[CallRow]:
+    """In the order in which calls ended."""
+    outcome, lanes = made.outcome, inputs.workload.chunks.lane
+    numbers = np.zeros(len(lanes), np.int64)
+    for lane in np.unique(lanes):
+        mine = np.flatnonzero(lanes == lane)
+        numbers[mine] = np.arange(len(mine))
+    calls = outcome.calls
+    return [
+        CallRow(
+            task=str(lanes[call]),
+            call=int(numbers[call]),
+            prompt_tokens=int(calls.prompt_tokens[call]),
+            output_tokens=int(calls.output_tokens[call]),
+            status="answered",
+            exact=True,
+            cached_tokens=int(calls.gpu_tokens[call] + calls.restored_tokens[call]),
+            eligible_s=float(outcome.arrived_s[call]),
+            dispatched_s=float(outcome.arrived_s[call]),
+            finished_s=float(calls.finished_s[call]),
+            engine=int(outcome.engine[call]),
+        )
+        for call in np.argsort(calls.finished_s, kind="stable").tolist()
+    ]
+
+
+def _decisions(made: Simulated) -> list[dict[str, Any]]:
+    looked_up_s = made.outcome.looked_up_s
+    rows = [
+        {
+            "request_id": str(call),
+            "now_s": float(looked_up_s[call]),
+            "admission": made.configuration.name,
+            **decision.record(),
+            "task": str(decision.request.task),
+        }
+        for tier in made.tiers
+        if isinstance(tier, LMCacheTier)
+        for call, decision in tier.decisions.items()
+    ]
+    return sorted(rows, key=lambda row: float(row["now_s"]))
+
+
+def _record(
+    made: Simulated, inputs: Inputs, options: SimulateOptions, calls: list[CallRow], decisions: list[dict[str, Any]]
+) -> RunRecord:
+    workload, deployment, gib = inputs.workload, inputs.deployment, made.configuration.host_gib
+    pool = min(deployment.pool.active_pool, len(np.unique(workload.chunks.session)))
+    kv_tokens = deployment.engine.gpu_kv_tokens * deployment.engines
+    return RunRecord(
+        status="complete",
+        admission=made.configuration.name,
+        connector=SIMULATED if gib else "none",
+        host_gib_per_rank=gib,
+        active_pool=deployment.pool.active_pool,
+        calls=made.calls,
+        working_set=WorkingSet(
+            pool=pool,
+            mean_prompt_tokens=workload.mean_prompt_tokens,
+            bytes=(pool - 1) * workload.mean_prompt_tokens * deployment.bytes_per_token,
+            gamma_h=gamma_h(workload, deployment, gib),
+            gamma_g=pool * workload.mean_prompt_tokens / kv_tokens,
+        ),
+        options={**options.to_json(), "block_tokens": workload.blocks.chunk_tokens},
+        command=sys.argv,
+        trace={
+            "name": workload.name,
+            "sha256": "",
+            "tasks": len(np.unique(workload.chunks.session)),
+            "calls": made.calls,
+            "prompt_tokens": made.prompt_tokens,
+        },
+        versions={"efficient_lmcache": __version__},
+        started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        answered=made.calls,
+        outputs_exact=made.calls,
+        prompt_tokens=made.prompt_tokens,
+        output_tokens=sum(row.output_tokens for row in calls),
+        makespan_s=made.makespan_s,
+        computed_prefill_tokens=made.computed_prefill_tokens,
+        restored_tokens_per_rank=made.restored_tokens_per_rank,
+        stored_tokens_per_rank=made.stored_tokens_per_rank,
+        evicted_chunks_per_rank=made.evicted_chunks_per_rank,
+        preemptions=made.preemptions,
+        gpu_kv_tokens=deployment.engine.gpu_kv_tokens,
+        decisions=DecisionCounts.of(decisions),
+    )
+
+
+def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
