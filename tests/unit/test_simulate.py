@@ -1,0 +1,170 @@
+"""The simulator: nothing is lost or made up, engines behave as vLLM's, and trivial ones as the theory says."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("numba", reason="needs the extra sizing")
+
+from lru_streams import compiles
+from simulated_agents import BLOCK, CHUNK, Tasks, agents, any_tasks, deployment, host_gib
+
+from efficient_lmcache.core.coverage import covered_tokens_at
+from efficient_lmcache.simulate._engine_state import NONE
+from efficient_lmcache.simulate.deployment import Configuration, Deployment, Simulated, simulate
+from efficient_lmcache.simulate.tiers import LMCacheTier
+from efficient_lmcache.sizing.policy_tier import Admission, serve
+from efficient_lmcache.sizing.workload import Workload
+
+admissions = st.sampled_from(["none", "fixed", "conditioned"])
+#: Long enough for preemptions, refills and evictions.
+BUSY: Tasks = [[(20 + task % 7, 3 + task % 5)] * 6 for task in range(12)]
+
+
+def run(workload: Workload, deployed: Deployment, chunks: int = 0, admission: str = "none") -> Simulated:
+    made = Configuration(host_gib(chunks), Admission(admission, write_threshold_chunks=1, activity_window_s=5.0))
+    return simulate(workload, deployed, made)
+
+
+@compiles
+@given(any_tasks, st.integers(0, 200), st.integers(0, 40), admissions, st.booleans(), st.integers(1, 3))
+def test_every_prompt_token_is_computed_restored_or_found_and_every_event_follows_its_cause(
+    tasks, spare_tokens, chunks, admission, reserves_prompt, engines
+):
+    workload = agents(tasks)
+    deployed = deployment(workload, spare_tokens=spare_tokens, reserves_prompt=reserves_prompt, engines=engines)
+    made = run(workload, deployed, chunks, admission)
+    outcome, calls = made.outcome, made.outcome.calls
+    assert made.computed_prefill_tokens + made.restored_tokens_per_rank + made.gpu_hit_tokens == made.prompt_tokens
+    assert (calls.gpu_tokens + calls.restored_tokens < calls.prompt_tokens).all()
+    assert (calls.produced_tokens == calls.output_tokens).all()
+    times_s = (outcome.arrived_s, outcome.looked_up_s, calls.admitted_s, calls.first_token_s, calls.finished_s)
+    for earlier_s, later_s in pairwise(times_s):
+        assert (earlier_s <= later_s).all()
+    followers = np.flatnonzero(np.diff(workload.chunks.lane) == 0)
+    assert outcome.arrived_s[followers + 1] == pytest.approx(calls.finished_s[followers] + 0.5)
+    prefilled = sum(int(engine.state["prefilled_tokens"][0]) for engine in outcome.engines)
+    assert prefilled >= made.computed_prefill_tokens
+    assert prefilled == made.computed_prefill_tokens or made.preemptions
+
+
+@compiles
+@given(any_tasks, st.integers(0, 100), st.integers(1, 30), admissions)
+def test_what_a_tier_stored_is_resident_or_was_evicted(tasks, spare_tokens, chunks, admission):
+    workload = agents(tasks)
+    made = run(workload, deployment(workload, spare_tokens=spare_tokens), chunks, admission)
+    (tier,) = made.tiers
+    assert isinstance(tier, LMCacheTier)
+    held = (tier.registered_chunks + tier.evicted_chunks) * CHUNK
+    assert made.stored_tokens_per_rank == held if admission != "none" else made.stored_tokens_per_rank >= held
+    assert tier.registered_chunks <= chunks
+    assert set(tier.decisions) == set(range(made.calls))
+
+
+@compiles
+@given(any_tasks, st.integers(0, 100), st.booleans())
+def test_a_cache_is_whole_when_all_calls_have_left(tasks, spare_tokens, reserves_prompt):
+    workload = agents(tasks)
+    made = run(workload, deployment(workload, spare_tokens=spare_tokens, reserves_prompt=reserves_prompt))
+    (engine,) = made.outcome.engines
+    state = engine.state[0]
+    assert (state["running"], state["waiting"]) == (0, 0)
+    assert state["free_blocks"] == len(engine.users)
+    assert state["free_rows"] == len(engine.running)
+    assert not engine.users.any()
+    held = np.flatnonzero(engine.key != NONE)
+    assert (engine.holder[engine.key[held]] == held).all()
+    assert (engine.holder != NONE).sum() == len(held)
+
+
+@compiles
+@given(any_tasks, st.integers(0, 60))
+def test_calls_one_at_a_time_find_what_stack_distances_say(tasks, spare_blocks):
+    # Calls whose computed tokens fill their blocks to the end: a last block without a key is none of the theory's.
+    whole = [[(BLOCK * added + (not number), BLOCK) for number, (added, _) in enumerate(calls)] for calls in tasks]
+    workload = agents(whole)
+    deployed = deployment(workload, spare_tokens=spare_blocks * BLOCK, active_pool=1, max_num_seqs=1)
+    made = run(workload, deployed)
+    blocks = workload.blocks
+    capacity = deployed.engine.gpu_kv_tokens // BLOCK - 1
+    covered = covered_tokens_at(blocks, capacity)
+    most = (blocks.prompt_tokens - 1) // BLOCK * BLOCK
+    assert made.outcome.calls.gpu_tokens.tolist() == np.minimum(covered, most).tolist()
+
+
+@compiles
+@given(any_tasks, st.integers(1, 30))
+def test_a_tier_behind_calls_one_at_a_time_is_the_planners_tier(tasks, chunks):
+    workload = agents(tasks)
+    made = run(workload, deployment(workload, active_pool=1, max_num_seqs=1, max_batched_tokens=10_000), chunks)
+    served = serve(workload.chunks, chunks)
+    assert made.outcome.host_tokens.tolist() == served.covered_tokens.tolist()
+    assert made.stored_tokens_per_rank == served.stored_tokens
+
+
+@pytest.mark.parametrize("reserves_prompt", [True, False])
+def test_the_same_arguments_give_the_same_result(reserves_prompt):
+    workload = agents(BUSY)
+    deployed = deployment(workload, spare_tokens=100, reserves_prompt=reserves_prompt)
+    rows = [{**run(workload, deployed, 20, "conditioned").to_json(), "wall_s": 0} for _ in range(2)]
+    assert rows[0] == rows[1]
+
+
+def test_no_more_calls_run_or_are_in_progress_than_allowed_and_littles_law_holds():
+    workload = agents(BUSY)
+    deployed = deployment(workload, spare_tokens=300, active_pool=7, max_num_seqs=3)
+    made = run(workload, deployed)
+    outcome, calls = made.outcome, made.outcome.calls
+    assert _most_at_once(calls.admitted_s, calls.finished_s) <= 3
+    assert _most_at_once(outcome.arrived_s, calls.finished_s) <= 7
+    # The mean queue is the arrival rate times the mean wait, whichever way it is counted.
+    times_s = np.linspace(0, made.makespan_s, 20_001)
+    waiting = [((outcome.arrived_s <= at_s) & (at_s < calls.admitted_s)).sum() for at_s in times_s]
+    rate_per_s = made.calls / made.makespan_s
+    assert np.mean(waiting) == pytest.approx(rate_per_s * made.queue_delay_mean_s, rel=0.01)
+
+
+def test_engines_that_admit_by_the_first_step_alone_preempt_and_compute_again():
+    workload = agents(BUSY)
+    hasty = run(workload, deployment(workload, spare_tokens=40, max_num_seqs=6, reserves_prompt=False))
+    careful = run(workload, deployment(workload, spare_tokens=40, max_num_seqs=6, reserves_prompt=True))
+    assert hasty.preemptions > careful.preemptions
+    assert hasty.recomputed_tokens > 0
+
+
+def test_agents_that_stay_on_an_engine_find_more_than_agents_that_wander():
+    workload = agents(BUSY)
+    found = {
+        route: run(workload, deployment(workload, spare_tokens=400, active_pool=8, engines=3, route=route))
+        for route in ("load", "session", "prefix")
+    }
+    assert found["load"].gpu_hit_tokens < found["session"].gpu_hit_tokens
+    assert found["load"].gpu_hit_tokens < found["prefix"].gpu_hit_tokens
+    assert set(found["load"].outcome.engine.tolist()) == {0, 1, 2}
+
+
+def test_engines_with_one_tier_restore_what_another_engine_stored():
+    workload = agents(BUSY)
+    alone = run(workload, deployment(workload, engines=3, active_pool=8), 200)
+    shared = run(workload, deployment(workload, engines=3, active_pool=8, shared_tier=True), 200)
+    assert shared.restored_tokens_per_rank > alone.restored_tokens_per_rank
+    assert shared.computed_prefill_tokens < alone.computed_prefill_tokens
+
+
+def test_a_prompt_that_does_not_fit_is_named_with_its_length():
+    workload = agents([[(100, 1)]])
+    deployed = deployment(workload)
+    small = type(deployed.engine)(16, 3, 16)
+    with pytest.raises(ValueError, match=r"call 0 has 104 prompt tokens; they do not fit into the GPU's 12"):
+        simulate(workload, type(deployed)(small, deployed.costs, 1, deployed.pool), Configuration(0.0))
+
+
+def _most_at_once(begin_s: np.ndarray, end_s: np.ndarray) -> int:
+    """Most intervals [begin, end) that overlap."""
+    events = sorted([(at_s, 1) for at_s in begin_s.tolist()] + [(at_s, -1) for at_s in end_s.tolist()])
+    return int(np.cumsum([step for _, step in events]).max())
