@@ -45,7 +45,7 @@ TABLES = ("table3",)
 
 
 def simulate_table(
-    table: str, seed: int = 0, progress: Callable[[int, int], None] = lambda done, count: None
+    name: str, seed: int = 0, progress: Callable[[int, int], None] = lambda done, count: None
 ) -> list[dict[str, Any]]:
     """Every row of a table as `Simulated.to_json` gives it, with the published numbers of the same names as `paper`.
 
@@ -56,28 +56,50 @@ def simulate_table(
     Raises:
         ValueError: the table is not known.
     """
-    if table not in TABLES:
-        raise ValueError(f"--paper is {table!r}; it must be one of {', '.join(TABLES)}")
+    if name not in TABLES:
+        raise ValueError(f"--paper is {name!r}; it must be one of {', '.join(TABLES)}")
     workload = workload_of(seed)
     rows: list[dict[str, Any]] = []
     done: dict[tuple[int, float, str], Simulated] = {}
-    published_rows = published()[table]
-    for row in published_rows:
-        progress(len(rows), len(published_rows))
-        key = (row["active_pool"], float(row["host_gib"]), row["admission"])
-        deployment = h20_deployment(row["active_pool"])
+    table = table_rows(name)
+    for number, (active_pool, configuration) in enumerate(table):
+        progress(number, len(table))
+        key = (active_pool, configuration.host_gib, configuration.name)
+        deployment = h20_deployment(active_pool)
         if key not in done:
-            done[key] = simulate(workload, deployment, _configuration(row))
+            done[key] = simulate(workload, deployment, configuration)
         rows.append(
             {
-                "name": row["name"],
-                "active_pool": row["active_pool"],
-                "gamma_h": gamma_h(workload, deployment, row["host_gib"]),
+                "name": published()[name][number]["name"],
+                "active_pool": active_pool,
+                "gamma_h": gamma_h(workload, deployment, configuration.host_gib),
                 **done[key].to_json(),
-                "paper": _published(row),
+                "paper": published_row(name, number),
             }
         )
     return rows
+
+
+def table_rows(name: str) -> list[tuple[int, Configuration]]:
+    """A table's pools and configurations, in its order."""
+    serving = published()["serving"]
+    thresholds = (serving["write_threshold_chunks"], serving["occupancy_threshold"], serving["window_s"])
+    return [
+        (row["active_pool"], Configuration(float(row["host_gib"]), Admission(row["admission"], *thresholds)))
+        for row in published()[name]
+    ]
+
+
+def published_row(name: str, number: int) -> dict[str, Any]:
+    """A row's published results, under the names of `Simulated`."""
+    row = published()[name][number]
+    return {
+        "computed_prefill_tokens": round(row["computed_prefill_mtok"] * 1e6),
+        "restored_tokens_per_rank": round(row["restored_mtok"] * 1e6),
+        "stored_tokens_per_rank": round(row["stored_mtok"] * 1e6),
+        "preemptions": row["preemptions"],
+        "makespan_s": row["makespan_min"] * 60,
+    }
 
 
 @cache
@@ -107,22 +129,3 @@ def h20_deployment(active_pool: int, made: Costs | None = None) -> Deployment:
         serving["kv_bytes_per_token_per_rank"],
         Pool(active_pool),
     )
-
-
-def _configuration(row: dict[str, Any]) -> Configuration:
-    serving = published()["serving"]
-    admission = Admission(
-        row["admission"], serving["write_threshold_chunks"], serving["occupancy_threshold"], serving["window_s"]
-    )
-    return Configuration(float(row["host_gib"]), admission)
-
-
-def _published(row: dict[str, Any]) -> dict[str, Any]:
-    """Under the names of `Simulated`."""
-    return {
-        "computed_prefill_tokens": round(row["computed_prefill_mtok"] * 1e6),
-        "restored_tokens_per_rank": round(row["restored_mtok"] * 1e6),
-        "stored_tokens_per_rank": round(row["stored_mtok"] * 1e6),
-        "preemptions": row["preemptions"],
-        "makespan_s": row["makespan_min"] * 60,
-    }
