@@ -94,8 +94,9 @@ class RequestAdmission:
             facts = RequestFacts(task, request.num_prompt_tokens, host_match_tokens(request_id))
             now_s = self._clock()
             decision, remote = self._decide(request_id, facts, in_pool, now_s)
-            self._decided[request_id] = _transfer_params(decision, remote)
-            self.on_scheduled(request)
+            if remote is not None or not decision.save:
+                self._decided[request_id] = _transfer_params(decision, remote)
+                self.on_scheduled(request)
             self._stats.add_decision(decision, remote)
             if self._pool_lookups is not None:
                 self._pool_lookups.append(Lookup(*in_pool, facts.prompt_tokens, now_s, decision.pressure))
@@ -144,9 +145,10 @@ class RequestAdmission:
 
 
 def _transfer_params(decision: Decision, remote: Decision | None) -> dict[str, str]:
-    if remote is not None:
-        return TierWrites(cpu=decision.save, remote=remote.save).transfer_params()
-    return {} if decision.save else {SKIP_SAVE_KEY: ON}
+    """What carries a decision that declines, or two tiers' decisions."""
+    if remote is None:
+        return {SKIP_SAVE_KEY: ON}
+    return TierWrites(cpu=decision.save, remote=remote.save).transfer_params()
 
 
 class DecisionLog:

@@ -70,12 +70,13 @@ class WorkingSetEstimator:
         """Count a request's first lookup: its task is active, its prompt enters the mean. Returns the new estimate."""
         if now_s < self._latest_s:
             now_s = self._latest_s
-        self._last_lookup_s.pop(task, None)
-        self._last_lookup_s[task] = now_s
-        self._prompts.append(prompt_tokens)
+        active, prompts = self._last_lookup_s, self._prompts
+        active.pop(task, None)
+        active[task] = now_s
+        prompts.append(prompt_tokens)
         self._prompt_sum_tokens += prompt_tokens
-        if len(self._prompts) > self._prompt_window_lookups:
-            self._prompt_sum_tokens -= self._prompts.popleft()
+        if len(prompts) > self._prompt_window_lookups:
+            self._prompt_sum_tokens -= prompts.popleft()
         return self.estimate(now_s)
 
     def estimate(self, now_s: float) -> WorkingSetEstimate:
