@@ -32,7 +32,7 @@ def write_run(out: Path, made: Simulated, inputs: Inputs, options: SimulateOptio
     """Write run.json, calls.jsonl and, of a tier with an admission, decisions.jsonl. Returns the directory."""
     directory = RunDirectory.create(_directory(out, made.configuration))
     calls = list(_calls(made, inputs))
-    decisions = list(_decisions(made))
+    decisions = list(_decisions(made, inputs))
     _write_lines(directory.calls, [asdict(row) for row in calls])
     if decisions:
         _write_lines(directory.decisions, decisions)
@@ -54,7 +54,7 @@ def _calls(made: Simulated, inputs: Inputs) -> list[CallRow]:
     calls = outcome.calls
     return [
         CallRow(
-            task=str(lanes[call]),
+            task=_task(inputs, call),
             call=int(numbers[call]),
             prompt_tokens=int(calls.prompt_tokens[call]),
             output_tokens=int(calls.output_tokens[call]),
@@ -70,7 +70,7 @@ def _calls(made: Simulated, inputs: Inputs) -> list[CallRow]:
     ]
 
 
-def _decisions(made: Simulated) -> list[dict[str, Any]]:
+def _decisions(made: Simulated, inputs: Inputs) -> list[dict[str, Any]]:
     looked_up_s = made.outcome.looked_up_s
     rows = [
         {
@@ -78,13 +78,18 @@ def _decisions(made: Simulated) -> list[dict[str, Any]]:
             "now_s": float(looked_up_s[call]),
             "admission": made.configuration.name,
             **decision.record(),
-            "task": str(decision.request.task),
+            "task": _task(inputs, call),
         }
         for tier in made.tiers
         if isinstance(tier, LMCacheTier)
         for call, decision in tier.decisions.items()
     ]
     return sorted(rows, key=lambda row: float(row["now_s"]))
+
+
+def _task(inputs: Inputs, call: int) -> str:
+    lane, names = int(inputs.workload.chunks.lane[call]), inputs.workload.lanes
+    return names[lane] if names else str(lane)
 
 
 def _record(

@@ -28,12 +28,14 @@ class Workload:
         blocks: the GPU cache's blocks, outputs included where they are known (vLLM keeps what it generated).
         name: of the recording.
         notes: what it does not tell, and what is assumed instead.
+        lanes: lane names by number, where the recording has names.
     """
 
     chunks: References
     blocks: References
     name: str = ""
     notes: tuple[str, ...] = ()
+    lanes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not np.array_equal(self.chunks.prompt_tokens, self.blocks.prompt_tokens):
@@ -117,7 +119,8 @@ def open_workload(
     skipped = (f"{stream.skipped} bad records were left out",) if stream.skipped else ()
     references = References.concatenate(batches)
     notes = (*stream.notes, *skipped)
-    return Workload.of(references, chunk_tokens, stream.name, notes, gpu_block_tokens, most_block_references)
+    workload = Workload.of(references, chunk_tokens, stream.name, notes, gpu_block_tokens, most_block_references)
+    return replace(workload, lanes=tuple(stream.lanes))
 
 
 def coarsened(references: References, factor: int) -> References:

@@ -1,0 +1,161 @@
+"""`efficient-lmcache simulate`: its JSON, its run directories, its comparison with runs, and what users get wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("numba", reason="needs the extra sizing")
+
+from efficient_lmcache.cli import app
+from efficient_lmcache.core.activated import routed_experts
+from efficient_lmcache.replay.rundir import RunDirectory, read_record
+from efficient_lmcache.replay.synthesize import Workload, synthesize
+from efficient_lmcache.simulate.costs import ModelShape, costs
+from efficient_lmcache.simulate.paper import MODELS
+from efficient_lmcache.simulate.profiles import load_profile
+
+NAMES = {
+    *("computed_prefill_tokens", "restored_tokens_per_rank", "stored_tokens_per_rank", "preemptions", "makespan_s"),
+    *("queue_delay_mean_s", "wall_s"),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("model") / "config.json"
+    file.write_text(json.dumps(MODELS["moe"]))
+    return file
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("trace") / "agents.trace"
+    synthesize(file, Workload(tasks=6, calls_per_task=8, max_prompt_tokens=9_000))
+    return file
+
+
+@pytest.fixture
+def asked(trace: Path, model: Path) -> list[str]:
+    given = {"trace": trace, "model": model, "gpu-kv-tokens": 20_000, "active-pool": 4, "chunk-tokens": 256}
+    return ["simulate", "--tp", "8", *(part for name, value in given.items() for part in (f"--{name}", str(value)))]
+
+
+def run(arguments: list[str]) -> Any:
+    return CliRunner().invoke(app, arguments)
+
+
+def rows(arguments: list[str]) -> list[dict[str, Any]]:
+    result = run([*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    made: list[dict[str, Any]] = json.loads(result.stdout)["rows"]
+    return made
+
+
+def test_every_admission_meets_every_tier_and_recompute_comes_once(asked):
+    made = rows([*asked, "--host-gib", "0,0.2,1", "--admission", "none,fixed,conditioned"])
+    assert [(row["admission"], row["host_gib"]) for row in made] == [
+        ("recompute", 0.0),
+        *((admission, gib) for gib in (0.2, 1.0) for admission in ("none", "fixed", "conditioned")),
+    ]
+    assert all(set(row) >= NAMES for row in made)
+    assert made[0]["gamma_h"] is None
+    assert made[1]["gamma_h"] == pytest.approx(5 * made[4]["gamma_h"])
+    assert made[4]["computed_prefill_tokens"] <= made[0]["computed_prefill_tokens"]
+
+
+def test_a_table_says_what_the_json_does(asked):
+    result = run([*asked, "--host-gib", "0.2", "--engines", "2", "--route", "session", "--shared-tier"])
+    assert result.exit_code == 0, result.output
+    assert "makespan s" in result.stdout
+    assert "none" in result.stdout
+
+
+def test_a_configuration_leaves_the_run_directory_of_a_replay(asked, tmp_path):
+    out = tmp_path / "runs"
+    (row,) = rows([*asked, "--host-gib", "0.2", "--admission", "conditioned", "--out", str(out)])
+    directory = RunDirectory(out / "conditioned-0.2gib")
+    record = read_record(directory.path)
+    assert record["computed_prefill_tokens"] == row["computed_prefill_tokens"]
+    assert record["decisions"]["total"] == record["calls"] == record["outputs_exact"] > 20
+    assert len(directory.calls.read_text().splitlines()) == record["calls"]
+    again = run([*asked, "--host-gib", "0.2", "--admission", "conditioned", "--out", str(out)])
+    assert again.exit_code == 2
+    assert "exists and is not an empty directory" in again.output
+
+
+def test_a_simulated_run_compared_with_itself_is_equal_in_everything(asked, model, trace, tmp_path):
+    """A run that the simulator made stands in for a real one, whose options it completes."""
+    out = tmp_path / "runs"
+    rows([*asked, "--host-gib", "0.2", "--admission", "fixed", "--out", str(out)])
+    path = out / "fixed-0.2gib" / "run.json"
+    record = json.loads(path.read_text())
+    record["options"] |= {"tensor_parallel": 8}
+    path.write_text(json.dumps(record))
+    result = run(
+        [
+            *("simulate", "--trace", str(trace), "--model", str(model), "--tp", "8", "--json"),
+            *("--compare", str(path.parent)),
+        ]
+    )
+    assert result.exit_code == 0, result.output
+    (made,) = json.loads(result.stdout)["runs"]
+    assert made["computed_ratio"] == made["makespan_ratio"] == made["equal_cached"] == made["equal_host_match"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--host-gib", "1,much", "--host-gib has 'much'; give numbers >= 0 with commas between them"),
+        ("--admission", "all", "Admission.name is 'all'; it must be one of none, fixed, conditioned"),
+        ("--profile", "abacus", "--profile 'abacus' is not known; known are CPU, H100, H20, H200, H800"),
+        ("--route", "luck", "Deployment.route is 'luck'; it must be one of load, session, prefix"),
+        ("--gpu-kv-tokens", "600", "do not fit into the GPU's"),
+        ("--paper", "table99", "--paper is 'table99'; it must be one of table3"),
+        ("--trace", "absent.trace", "absent.trace: no such file"),
+    ],
+)
+def test_what_cannot_be_simulated_is_one_line(asked, option, value, message):
+    result = run([*asked, "--host-gib", "1", option, value])
+    assert result.exit_code == 2
+    assert message in result.output
+    assert len(result.output.splitlines()) == 1
+
+
+def test_without_a_trace_or_a_model_or_a_pool_the_option_is_named(trace, model):
+    for given, missing in (
+        (["--model", str(model)], "--trace is missing"),
+        (["--trace", str(trace)], "--model is missing"),
+        (["--trace", str(trace), "--model", str(model)], "--active-pool is missing"),
+        (["--trace", str(trace), "--model", str(model), "--active-pool", "4"], "--gpu-kv-tokens is missing"),
+    ):
+        result = run(["simulate", *given])
+        assert result.exit_code == 2
+        assert missing in result.output
+
+
+def test_a_profile_of_ones_own_is_read_and_its_fields_are_checked(asked, tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("Abacus: {measured: {step_s: 1.0}}\n")
+    (row,) = rows([*asked, "--profiles", str(mine), "--profile", "abacus"])
+    assert row["makespan_s"] > row["calls"]
+    mine.write_text("Abacus: {measured: {steps: 1.0}}\n")
+    result = run([*asked, "--profiles", str(mine), "--profile", "abacus"])
+    assert result.exit_code == 2
+    assert "Abacus.measured must have fields of step_s" in result.output
+
+
+def test_a_mixture_of_experts_has_30_billion_weights_of_which_a_step_of_one_token_reads_3():
+    experts = routed_experts(MODELS["moe"])
+    assert experts.parameters == pytest.approx(29e9, rel=0.01)
+    assert experts.share == 8 / 128
+    step = costs(load_profile("h20"), ModelShape.of(MODELS["moe"]), 8).step
+    dense = costs(load_profile("h20"), ModelShape.of(MODELS["dense"]), 8).step
+    assert step.experts_s > step.dense_s > 0
+    assert dense.experts_s == 0
+    assert dense.token_s / step.token_s == pytest.approx(32.8 / 3.3, rel=0.05)
+    assert step.restored_token_s == pytest.approx(0.86e-6, rel=0.01)
