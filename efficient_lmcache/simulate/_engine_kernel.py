@@ -11,8 +11,6 @@ prompt is a leading run, found by bisection. A kernel calls compiled functions o
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from efficient_lmcache.core._compiled import compiled
@@ -60,9 +58,15 @@ def advance(engine: Engine, calls: Calls, costs: StepCosts, until_s: float) -> i
             state.call = call
             return LOOKUP
         state.phase = BETWEEN_STEPS
-        if state.running == 0:
+        planned = _plan(engine, calls)
+        if planned == 0 and state.in_flight == 0:
             return STUCK
-        _step(engine, calls, costs)
+        if state.in_flight:
+            _complete(engine, calls)
+        if planned:
+            _launch(engine, costs, planned)
+            if not engine.plans_ahead:
+                _complete(engine, calls)
         if state.finished or state.filled or 2 * state.evicted > len(engine.evicted):
             return STEPPED
 
@@ -87,7 +91,11 @@ def _schedule_running(engine: Engine, calls: Calls) -> None:
     place = 0
     while place < state.running and state.budget_tokens > 0:
         call = engine.running[place]
-        total = calls.prompt_tokens[call] + calls.produced_tokens[call]
+        produced = calls.produced_tokens[call] + calls.pending_tokens[call]
+        if produced == calls.output_tokens[call]:
+            place += 1
+            continue
+        total = calls.prompt_tokens[call] + produced
         new = min(total - calls.computed_tokens[call], state.budget_tokens)
         while not _allocate(engine, calls, place, calls.computed_tokens[call] + new):
             _preempt_last(engine, calls)
@@ -105,7 +113,11 @@ def _preempt_last(engine: Engine, calls: Calls) -> None:
     call = engine.running[place]
     _free(engine, place)
     state.running = place
-    calls.computed_tokens[call] = 0
+    # What of it is in flight is lost.
+    for entry in range(state.in_flight):
+        if engine.flight[0, entry] == call:
+            engine.flight[0, entry] = NONE
+    calls.computed_tokens[call] = calls.pending_tokens[call] = 0
     calls.host_tokens[call] = NONE
     calls.preemptions[call] += 1
     calls.next_waiting[call] = state.first_waiting if state.waiting else NONE
@@ -172,52 +184,87 @@ def _admit(engine: Engine, calls: Calls, call: int) -> bool:
 
 
 @compiled
-def _step(engine: Engine, calls: Calls, costs: StepCosts) -> None:
-    """The time passes; what was scheduled is computed; calls with their last token leave."""
+def _plan(engine: Engine, calls: Calls) -> int:
+    """What was scheduled counts as computed from now on. Returns the planned step's calls."""
+    planned = 0
+    for place in range(engine.state[0].running):
+        new = engine.scheduled[place]
+        if new == 0:
+            continue
+        call = engine.running[place]
+        known = calls.computed_tokens[call]
+        engine.planned[0, planned], engine.planned[1, planned], engine.planned[2, planned] = call, new, known
+        planned += 1
+        calls.computed_tokens[call] = known + new
+        if known + new == calls.prompt_tokens[call] + calls.produced_tokens[call] + calls.pending_tokens[call]:
+            calls.pending_tokens[call] += 1
+    return planned
+
+
+@compiled
+def _launch(engine: Engine, costs: StepCosts, planned: int) -> None:
+    """The planned step begins."""
     state = engine.state[0]
-    tokens = pairs = contexts = sequences = 0
-    for place in range(state.running):
-        new, known = engine.scheduled[place], calls.computed_tokens[engine.running[place]]
+    tokens = pairs = contexts = 0
+    for entry in range(planned):
+        new, known = engine.planned[1, entry], engine.planned[2, entry]
+        engine.flight[:, entry] = engine.planned[:, entry]
         tokens += new
         pairs += new * known + new * (new + 1) // 2
-        contexts += known + new if new else 0
-        sequences += new > 0
+        contexts += known + new
     compute_s = tokens * costs.token_s + pairs * costs.pair_s
     experts = 1.0 - (1.0 - costs.expert_share) ** tokens
     memory_s = costs.dense_s + costs.experts_s * experts + contexts * costs.context_s
     restores_s = state.restores * costs.restore_s + state.restored_tokens * costs.restored_token_s
-    step_s = costs.step_s + sequences * costs.sequence_s + max(compute_s, memory_s) + restores_s
-    state.clock_s += step_s
+    step_s = costs.step_s + planned * costs.sequence_s + max(compute_s, memory_s) + restores_s
+    state.in_flight = planned
+    state.end_s = state.clock_s + step_s
     state.busy_s += step_s
     state.steps += 1
-    kept = 0
-    for place in range(state.running):
-        call, new = engine.running[place], engine.scheduled[place]
-        prompt_left = calls.prompt_tokens[call] - calls.computed_tokens[call]
-        calls.computed_tokens[call] += new
-        if prompt_left > 0 and new > 0:
-            state.prefilled_tokens += min(new, prompt_left)
-            engine.filled[state.filled] = call
-            state.filled += 1
-        if new > 0 and calls.computed_tokens[call] == calls.prompt_tokens[call] + calls.produced_tokens[call]:
-            _produce(calls, state, call)
-        if calls.produced_tokens[call] == calls.output_tokens[call]:
-            calls.finished_s[call] = state.clock_s
-            engine.finished[state.finished] = call
-            state.finished += 1
-            _free(engine, place)
-            continue
-        _move(engine, place, kept)
-        kept += 1
-    state.running = kept
 
 
 @compiled
-def _produce(calls: Calls, state: Any, call: int) -> None:
-    if calls.produced_tokens[call] == 0:
-        calls.first_token_s[call] = state.clock_s
-    calls.produced_tokens[call] += 1
-    state.decoded_tokens += 1
+def _complete(engine: Engine, calls: Calls) -> None:
+    """The step in flight ends; calls with their last token leave."""
+    state = engine.state[0]
+    state.clock_s = state.end_s
+    ended = False
+    for entry in range(state.in_flight):
+        call, new, known = engine.flight[0, entry], engine.flight[1, entry], engine.flight[2, entry]
+        if call == NONE:
+            continue
+        prompt_tokens = calls.prompt_tokens[call]
+        if known < prompt_tokens:
+            state.prefilled_tokens += min(new, prompt_tokens - known)
+            engine.filled[0, state.filled], engine.filled[1, state.filled] = call, known + new
+            state.filled += 1
+        if known + new == prompt_tokens + calls.produced_tokens[call]:
+            if calls.produced_tokens[call] == 0:
+                calls.first_token_s[call] = state.clock_s
+            calls.produced_tokens[call] += 1
+            calls.pending_tokens[call] -= 1
+            state.decoded_tokens += 1
+            if calls.produced_tokens[call] == calls.output_tokens[call]:
+                calls.finished_s[call] = state.clock_s
+                engine.finished[state.finished] = call
+                state.finished += 1
+                ended = True
+    state.in_flight = 0
+    if ended:
+        _leave(engine, calls)
+
+
+@compiled
+def _leave(engine: Engine, calls: Calls) -> None:
+    state, kept = engine.state[0], 0
+    for place in range(state.running):
+        call = engine.running[place]
+        if calls.produced_tokens[call] == calls.output_tokens[call]:
+            _free(engine, place)
+        else:
+            _move(engine, place, kept)
+            kept += 1
+    state.running = kept
 
 
 @compiled

@@ -31,6 +31,8 @@ STATE = np.dtype(
         ("preempted", np.int64),  # in this step
         ("restores", np.int64),  # in this step, and their tokens
         ("restored_tokens", np.int64),
+        ("in_flight", np.int64),  # calls of the step that is computed, and its end
+        ("end_s", np.float64),
         ("preemptions", np.int64),  # since the start, and all below
         ("steps", np.int64),
         ("prefilled_tokens", np.int64),
@@ -51,8 +53,8 @@ class Calls(NamedTuple):
         offsets: int64 [calls + 1].
         prompt_tokens, output_tokens: n >= 1 and m >= 1.
         host_tokens: h of the lookup that the next admission uses; NONE before it.
-        computed_tokens: KV that is in the cache now.
-        produced_tokens: of the output.
+        computed_tokens: KV that is in the cache, what is scheduled included.
+        produced_tokens, pending_tokens: of the output: there, and computed by scheduled steps.
         gpu_tokens, restored_tokens: at the first admission: found in the GPU's cache, and restored beyond it.
         recomputed_tokens: computed once more, after preemptions.
         next_waiting: the queue's links.
@@ -67,6 +69,7 @@ class Calls(NamedTuple):
     host_tokens: Ints
     computed_tokens: Ints
     produced_tokens: Ints
+    pending_tokens: Ints
     gpu_tokens: Ints
     restored_tokens: Ints
     recomputed_tokens: Ints
@@ -91,12 +94,15 @@ class Engine(NamedTuple):
         row, held, registered: int64 [max_num_seqs]: of running calls by place: its row, its blocks, those of them that
             were offered to the prefix cache.
         running: int64 [max_num_seqs]: calls in the order of their admission.
-        scheduled: int64 [max_num_seqs]: tokens of this step, by place.
+        scheduled: int64 [max_num_seqs]: tokens of the step that is planned, by place.
+        planned, flight: int64 [3, max_num_seqs]: calls, their tokens, and tokens known before: of the step that is
+            planned, and of the one that is computed.
         finished: int64 [max_num_seqs]: calls that the last step ended.
-        filled: int64 [max_num_seqs]: calls whose prompt the last step continued.
+        filled: int64 [2, max_num_seqs]: calls whose prompt the last step continued, and up to where.
         evicted: int64 [..]: keys that lost their holder since the caller last emptied it; of length 0 to keep none.
         block_tokens, max_batched_tokens: of vLLM.
         reserves_prompt: whether a call is admitted only if all its blocks fit (vLLM's `scheduler_reserve_full_isl`).
+        plans_ahead: whether a step is planned when the one before it begins (vLLM's `async_scheduling`).
     """
 
     state: npt.NDArray[np.void]
@@ -112,12 +118,15 @@ class Engine(NamedTuple):
     registered: Ints
     running: Ints
     scheduled: Ints
+    planned: Ints
+    flight: Ints
     finished: Ints
     filled: Ints
     evicted: Ints
     block_tokens: int
     max_batched_tokens: int
     reserves_prompt: bool
+    plans_ahead: bool
 
 
 class StepCosts(NamedTuple):

@@ -12,6 +12,7 @@ import numpy as np
 from efficient_lmcache.core.references import Floats
 from efficient_lmcache.simulate.costs import Costs
 from efficient_lmcache.simulate.engine import EngineSettings
+from efficient_lmcache.simulate.policies import Place, new_tiers
 from efficient_lmcache.simulate.routing import ROUTERS
 from efficient_lmcache.simulate.simulation import Outcome, Pool, Progress, Simulation
 from efficient_lmcache.simulate.tiers import KVTier, LMCacheTier, NoTier
@@ -59,15 +60,18 @@ class Configuration:
     Attributes:
         host_gib: C_H per rank, of each engine or of all if they share it; 0 recomputes.
         admission: what may enter the tier.
+        policy: a tier of `policies.POLICIES` instead of LMCache's; one that works with an admission takes this one's
+            parameters.
     """
 
     host_gib: float
     admission: Admission = _PLAIN_OFFLOAD
+    policy: str = ""
 
     @property
     def name(self) -> str:
-        """The admission, or that there is no tier."""
-        return self.admission.name if self.host_gib else RECOMPUTE
+        """The policy or else the admission, or that there is no tier."""
+        return self.policy or self.admission.name if self.host_gib else RECOMPUTE
 
 
 class Simulated(NamedTuple):
@@ -113,15 +117,17 @@ def simulate(
     configuration: Configuration,
     progress: Progress | None = None,
     sent_s: Floats | None = None,
+    tiers: Sequence[KVTier] = (),
 ) -> Simulated:
     """Run one configuration. The same arguments give the same result but for `wall_s`.
 
     Args:
         progress, sent_s: of `Simulation`.
+        tiers: new ones, instead of the configuration's.
     """
     started_s = time.perf_counter()
-    tiers = _tiers(workload, deployment, configuration)
-    per_engine = tiers if len(tiers) == deployment.engines else tiers * deployment.engines
+    tiers = tiers or _tiers(workload, deployment, configuration)
+    per_engine = list(tiers) * (deployment.engines // len(tiers))
     simulation = Simulation(
         workload,
         deployment.pool,
@@ -129,6 +135,7 @@ def simulate(
         per_engine,
         deployment.costs,
         router=ROUTERS[deployment.route],
+        logs_evictions=bool(configuration.policy),
         sent_s=sent_s,
     )
     outcome = simulation.run(progress)
@@ -164,12 +171,13 @@ def gamma_h(workload: Workload, deployment: Deployment, host_gib: float) -> floa
     return working_set / (host_gib * GIB * (1 if deployment.shared_tier else deployment.engines))
 
 
-def _tiers(workload: Workload, deployment: Deployment, configuration: Configuration) -> list[KVTier]:
+def _tiers(workload: Workload, deployment: Deployment, configuration: Configuration) -> Sequence[KVTier]:
     chunks, bytes_per_token = workload.chunks, deployment.bytes_per_token
     capacity = capacity_chunks(configuration.host_gib, chunks.chunk_tokens, bytes_per_token)
     if not capacity:
         return [NoTier()]
-    return [
-        LMCacheTier(chunks, capacity, configuration.admission, bytes_per_token)
-        for _ in range(1 if deployment.shared_tier else deployment.engines)
-    ]
+    count = 1 if deployment.shared_tier else deployment.engines
+    if configuration.policy:
+        place = Place(workload, capacity, configuration.admission, bytes_per_token, deployment.engine.gpu_kv_tokens)
+        return new_tiers(configuration.policy, place, count, shared=deployment.engines > count)
+    return [LMCacheTier(chunks, capacity, configuration.admission, bytes_per_token) for _ in range(count)]

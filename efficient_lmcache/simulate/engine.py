@@ -20,12 +20,14 @@ class EngineSettings:
         max_batched_tokens: of one step.
         reserves_prompt: a call is admitted only if all its blocks fit (`scheduler_reserve_full_isl`; vLLM 0.13 admits
             by the first step's).
+        plans_ahead: a step is planned when the one before it begins (`async_scheduling`; not so in vLLM 0.13).
     """
 
     gpu_kv_tokens: int
     max_num_seqs: int
     max_batched_tokens: int
     reserves_prompt: bool = True
+    plans_ahead: bool = True
 
     def __post_init__(self) -> None:
         for name in ("gpu_kv_tokens", "max_num_seqs", "max_batched_tokens"):
@@ -48,6 +50,7 @@ def new_calls(blocks: References) -> Calls:
         host_tokens=np.full(calls, NONE),
         computed_tokens=zeros(),
         produced_tokens=zeros(),
+        pending_tokens=zeros(),
         gpu_tokens=zeros(),
         restored_tokens=zeros(),
         recomputed_tokens=zeros(),
@@ -91,10 +94,13 @@ def new_engine(settings: EngineSettings, blocks: References, *, logs_evictions: 
         registered=per_place(),
         running=per_place(),
         scheduled=per_place(),
+        planned=np.zeros((3, seqs), np.int64),
+        flight=np.zeros((3, seqs), np.int64),
         finished=per_place(),
-        filled=per_place(),
+        filled=np.zeros((2, seqs), np.int64),
         evicted=np.zeros(4 * count if logs_evictions else 0, np.int64),
         block_tokens=blocks.chunk_tokens,
         max_batched_tokens=settings.max_batched_tokens,
         reserves_prompt=settings.reserves_prompt,
+        plans_ahead=settings.plans_ahead,
     )

@@ -124,6 +124,7 @@ def h20_deployment(active_pool: int, made: Costs | None = None) -> Deployment:
             serving["max_num_seqs"],
             serving["max_num_batched_tokens"],
             reserves_prompt=False,
+            plans_ahead=False,
         ),
         made or costs(load_profile("h20"), shape, serving["tp_ranks"]),
         serving["kv_bytes_per_token_per_rank"],

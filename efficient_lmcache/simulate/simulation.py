@@ -3,6 +3,7 @@
     pool      A sessions at a time, in the work's order; when one ends, the next one starts
     lane      a call is sent once the lane's previous response has arrived and the recorded interval has passed
     router    chooses an engine for each call when it is sent
+    remote    what a call needs from afar is fetched before its engine queues it, so that no engine waits for it
 
 The engine whose clock is furthest behind runs on, up to the next arrival or the next engine's clock. So everything that
 touches what engines share happens in the order of time.
@@ -24,7 +25,7 @@ from efficient_lmcache.simulate._engine_state import LOOKUP, NONE, STEPPED, STUC
 from efficient_lmcache.simulate.costs import Costs
 from efficient_lmcache.simulate.engine import EngineSettings, new_calls, new_engine
 from efficient_lmcache.simulate.routing import Router, by_load
-from efficient_lmcache.simulate.tiers import KVTier
+from efficient_lmcache.simulate.tiers import KVTier, Remote
 from efficient_lmcache.sizing.pool import chain
 from efficient_lmcache.sizing.workload import Workload
 
@@ -78,6 +79,7 @@ class Simulation:
 
     Args:
         tiers: each engine's; several engines may share one.
+        remote: where calls wait for KV from afar.
         logs_evictions: tell the tiers what the GPUs' caches lose.
         sent_s: when each call is sent, float64 [calls], instead of when the loop would send it.
     """
@@ -91,6 +93,7 @@ class Simulation:
         costs: Costs,
         *,
         router: Router = by_load,
+        remote: Remote | None = None,
         logs_evictions: bool = False,
         sent_s: Floats | None = None,
     ) -> None:
@@ -101,6 +104,7 @@ class Simulation:
         self._tiers = tiers
         self._costs = costs
         self._router = router
+        self._remote = remote
         self._sent_s = sent_s
         self._chain = chain(workload.chunks, pool.time_scale)
         self._active_pool = pool.active_pool
@@ -161,17 +165,32 @@ class Simulation:
 
     def _arrive(self) -> None:
         now_s, _, call = heapq.heappop(self._arrivals)
-        self._arrived_s[call] = now_s
-        number = self._router(call, self._engines, self._calls, self._blocks)
-        self._engine_of[call] = number
-        engine = self._engines[number]
+        if self._engine_of[call] == NONE:
+            self._dispatch(call, now_s)
+            ready_s = self._fetch(call, now_s)
+            if ready_s > now_s:
+                self._push(ready_s, call)
+                return
+        engine = self._engines[self._engine_of[call]]
         if not _busy(engine):
             engine.state["clock_s"] = max(float(engine.state["clock_s"][0]), now_s)
         kernel.enqueue(engine, self._calls, call)
+
+    def _dispatch(self, call: int, now_s: float) -> None:
+        self._arrived_s[call] = now_s
+        self._engine_of[call] = self._router(call, self._engines, self._calls, self._blocks)
         follower = NONE if self._sent_s is not None else self._chain.first_spawned[call]
         while follower != NONE:
             self._send(int(follower), now_s)
             follower = self._chain.next_spawned[follower]
+
+    def _fetch(self, call: int, now_s: float) -> float:
+        if self._remote is None:
+            return now_s
+        number = int(self._engine_of[call])
+        engine = self._engines[number]
+        keys = self._blocks.call_keys(call)[: int(self._calls.prompt_tokens[call]) // engine.block_tokens]
+        return self._remote.fetch(call, number, kernel.cached_blocks(engine, keys) * engine.block_tokens, now_s)
 
     def _run_engine(self, number: int, until_s: float) -> None:
         engine, tier, calls = self._engines[number], self._tiers[number], self._calls
@@ -212,8 +231,8 @@ class Simulation:
             self._copied(engine, tier.evicted(engine.evicted[:count], now_s))
 
     def _store(self, engine: Engine, tier: KVTier, now_s: float) -> None:
-        for call in engine.filled[: int(engine.state["filled"][0])].tolist():
-            self._copied(engine, tier.fill(call, int(self._calls.computed_tokens[call]), now_s))
+        for call, tokens in engine.filled[:, : int(engine.state["filled"][0])].T.tolist():
+            self._copied(engine, tier.fill(call, tokens, now_s))
 
     def _copied(self, engine: Engine, tokens: int) -> None:
         if tokens:
@@ -240,7 +259,10 @@ class Simulation:
         self._sessions += 1
 
     def _send(self, call: int, released_s: float) -> None:
-        heapq.heappush(self._arrivals, (released_s + float(self._chain.delay_s[call]), self._sent, call))
+        self._push(released_s + float(self._chain.delay_s[call]), call)
+
+    def _push(self, at_s: float, call: int) -> None:
+        heapq.heappush(self._arrivals, (at_s, self._sent, call))
         self._sent += 1
 
 

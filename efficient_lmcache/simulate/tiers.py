@@ -38,6 +38,19 @@ class KVTier(Protocol):
         ...
 
 
+class Remote(Protocol):
+    """What lies afar, where all engines fetch from over one link."""
+
+    def fetch(self, call: int, engine: int, gpu_tokens: int, now_s: float) -> float:
+        """When the engine has what it needs of the call from afar; `now_s` if that is nothing.
+
+        Args:
+            engine: its number.
+            gpu_tokens: leading ones that the engine's GPU caches.
+        """
+        ...
+
+
 class NoTier:
     """Recompute: nothing is kept."""
 
