@@ -11,7 +11,12 @@ from typing import Any
 from efficient_lmcache.connector.options import OptionError, parse_options
 
 _TRANSFER_CONFIG = "--kv-transfer-config"
-DEFAULT_TRANSFER_CONFIG = {"kv_connector": "EfficientLMCacheConnector", "kv_role": "kv_both"}
+DEFAULT_TRANSFER_CONFIG = {
+    "kv_connector": "EfficientLMCacheConnector",
+    "kv_role": "kv_both",
+    # What a shared tier loses between lookup and restore is computed; vLLM's own default fails the request.
+    "kv_load_failure_policy": "recompute",
+}
 
 
 def main(argv: Sequence[str]) -> None:

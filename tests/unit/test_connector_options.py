@@ -117,7 +117,10 @@ def test_serve_keeps_a_transfer_configuration_from_a_config_file(tmp_path):
 
 def test_serve_completes_dotted_options_with_the_connector():
     arguments = with_connector(["model", "--kv-transfer-config.kv_role=kv_both"])
-    assert arguments[2:] == ["--kv-transfer-config.kv_connector=EfficientLMCacheConnector"]
+    assert arguments[2:] == [
+        "--kv-transfer-config.kv_connector=EfficientLMCacheConnector",
+        "--kv-transfer-config.kv_load_failure_policy=recompute",
+    ]
 
 
 def test_a_dotted_extra_configuration_is_not_taken_for_the_connectors_name():
@@ -126,4 +129,5 @@ def test_a_dotted_extra_configuration_is_not_taken_for_the_connectors_name():
     assert arguments[2:] == [
         "--kv-transfer-config.kv_connector=EfficientLMCacheConnector",
         "--kv-transfer-config.kv_role=kv_both",
+        "--kv-transfer-config.kv_load_failure_policy=recompute",
     ]
