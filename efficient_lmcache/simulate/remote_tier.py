@@ -101,12 +101,12 @@ class RemoteTier:
         columns = np.array(self._reads, np.float64).reshape(-1, 3).T
         return Reads(*columns)
 
-    def held_chunks(self, at_s: Floats) -> Ints:
-        """How many chunks the tier held at these times, int64 [times]."""
+    def spans(self) -> tuple[Floats, Floats]:
+        """When chunks came and when they went or will go; float64 [spans] both, a chunk may have several."""
         known = np.flatnonzero(np.isfinite(self._used_s))
         spans = [*self._gone, (self._born_s[known], self._used_s[known] + self._retention_s)]
-        born_s, gone_s = (np.sort(np.concatenate(ends)) for ends in zip(*spans, strict=True))
-        return np.searchsorted(born_s, at_s, "right") - np.searchsorted(gone_s, at_s, "left")
+        born_s, gone_s = (np.concatenate(ends) for ends in zip(*spans, strict=True))
+        return born_s, gone_s
 
 
 class RemoteEngineTier:
