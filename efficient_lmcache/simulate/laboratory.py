@@ -1,8 +1,8 @@
 """Policies held against each other: the same agents on the same engine, the host tier from ample to small.
 
-    study       a workload on a deployment
-    baseline    what operators can choose today: plain offload and the paper's two admissions
-    bound       the clairvoyant tier: what the best choice of what to keep would reach behind the same GPU
+study       a workload on a deployment
+baseline    what operators can choose today: plain offload and the paper's two admissions
+bound       the clairvoyant tier: what the best choice of what to keep would reach behind the same GPU
 """
 
 from __future__ import annotations
