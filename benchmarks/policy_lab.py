@@ -39,8 +39,8 @@ from efficient_lmcache.simulate.laboratory import (
     verdicts,
     with_intervals,
 )
-from efficient_lmcache.simulate.paper import MODELS, h20_deployment, workload_of
-from efficient_lmcache.simulate.paper_workload import published
+from efficient_lmcache.simulate.paper import MODELS, h20_deployment
+from efficient_lmcache.simulate.paper_workload import paper_workload, published
 from efficient_lmcache.simulate.profiles import load_profile
 from efficient_lmcache.simulate.simulation import Pool
 from efficient_lmcache.sizing.policy_tier import Admission
@@ -75,8 +75,7 @@ def main() -> None:
             _write(arguments.out, rows)
             progress.advance(bar)
     print(table(rows))
-    for verdict in verdicts(rows):
-        print(_verdict(verdict))
+    print(f"\n{verdict_table(rows)}")
     if arguments.figures:
         draw(rows, arguments.figures)
 
@@ -109,27 +108,29 @@ def whole(arguments: argparse.Namespace) -> Study:
 
 
 def weka(arguments: argparse.Namespace) -> Study:
-    """The first 24 Weka sessions: long contexts, minutes to an hour between some calls."""
+    """The first 16 Weka sessions: long contexts, minutes to an hour between some calls."""
     with (
         gzip.open(arguments.data / "traces/agentic-weka.jsonl.gz", "rt") as sessions,
         tempfile.NamedTemporaryFile("wt", suffix=".jsonl") as first,
     ):
-        first.writelines(islice(sessions, 24))
+        first.writelines(islice(sessions, 16))
         first.flush()
         workload = open_workload(first.name, 1024, gpu_block_tokens=256, most_block_references=_BLOCKS)
     return _on_h20("weka", workload, 8)
 
 
 def mooncake(kind: str, arguments: argparse.Namespace) -> Study:
-    """The first 200 conversations of three requests or more, as agents in a closed loop."""
+    """The first 120 conversations of three requests or more, as agents in a closed loop."""
     path = arguments.data / f"traces/mooncake-{kind}.jsonl.gz"
     recorded = open_workload(path, 1024, gpu_block_tokens=512, most_block_references=_BLOCKS)
-    return _on_h20(f"mooncake-{kind}", first_sessions(with_intervals(recorded), 200, least_calls=3), 16)
+    return _on_h20(f"mooncake-{kind}", first_sessions(with_intervals(recorded), 120, least_calls=3), 16)
 
 
 def paper(arguments: argparse.Namespace) -> Study:
-    """The paper's 79 tasks as fitted to its published sums, on its eight H20s."""
-    return Study("paper", workload_of(0), h20_deployment(published()["serving"]["active_pool"]), Admission("none"))
+    """The first 40 of the paper's 79 tasks as fitted to its published sums, on its eight H20s."""
+    serving = published()["serving"]
+    workload = Workload.of(paper_workload(0), serving["chunk_tokens"], "paper")
+    return Study("paper", first_sessions(workload, 40), h20_deployment(16), Admission("none"))
 
 
 STUDIES: dict[str, Callable[[argparse.Namespace], Study]] = {
@@ -164,7 +165,8 @@ def _write(path: Path, rows: list[Row]) -> None:
     order = {rule: place for place, rule in enumerate(RULES)}
     names = list(STUDIES)
     rows.sort(key=lambda row: (names.index(row.study), row.gamma_h, order[row.rule]))
-    path.write_text(json.dumps({"rows": [row.to_json() for row in rows]}, indent=1) + "\n")
+    lines = ",\n".join(json.dumps(row.to_json()) for row in rows)
+    path.write_text(f'{{"rows": [\n{lines}\n]}}\n')
 
 
 def table(rows: list[Row]) -> str:
@@ -186,12 +188,23 @@ def _cell(row: Row | None) -> str:
     return f"{row.computed_prefill_tokens / 1e6:.2f} <sub>{row.stored_tokens_per_rank / 1e6:.1f}</sub>"
 
 
-def _verdict(verdict: Verdict) -> str:
-    return (
-        f"{verdict.study:22} γ_H {verdict.gamma_h:4g}: {verdict.to_best - 1:+6.1%} against {verdict.best}, "
-        f"{verdict.to_conditioned - 1:+6.1%} against conditioned, {verdict.to_bound - 1:+6.1%} against the bound"
-        f"{'' if verdict.holds else '  DOES NOT HOLD'}"
-    )
+def verdict_table(rows: list[Row]) -> str:
+    """The recommended rule's computed prefill against the others', as Markdown; bold where it misses what was asked."""
+    lines = ["| workload | against | " + " | ".join(f"{gamma:g}" for gamma in GAMMAS) + " |"]
+    lines.append("|---" * (len(GAMMAS) + 2) + "|")
+    found = {(verdict.study, verdict.gamma_h): verdict for verdict in verdicts(rows)}
+    for study in dict.fromkeys(row.study for row in rows):
+        for name, field in (("best of the three", "to_best"), ("conditioned", "to_conditioned"), ("bound", "to_bound")):
+            cells = [_change(found.get((study, gamma_h)), field) for gamma_h in GAMMAS]
+            lines.append(f"| {study if field == 'to_best' else ''} | {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _change(verdict: Verdict | None, field: str) -> str:
+    if verdict is None:
+        return ""
+    text = f"{getattr(verdict, field) - 1:+.0%}".replace("-", "−")
+    return text if verdict.holds or field == "to_bound" else f"**{text}**"
 
 
 _COLOURS = {

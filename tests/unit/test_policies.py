@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -35,6 +37,7 @@ from efficient_lmcache.simulate.policies.returns import ReturnTier, ReturnTimes
 from efficient_lmcache.simulate.simulation import Pool, Simulation
 from efficient_lmcache.sizing.policy_tier import Admission
 from efficient_lmcache.sizing.workload import Workload
+from efficient_lmcache.sweep.plan import load_plan
 
 ADMISSION = Admission("conditioned", write_threshold_chunks=1, activity_window_s=5.0)
 #: More agents than a small GPU holds, each with a context that grows.
@@ -228,3 +231,10 @@ def test_a_pool_smaller_than_asked_for_sizes_the_tier_by_its_sessions():
     study = Study("two", workload, deployment(workload, active_pool=16), ADMISSION)
     assert study.host_gib(2.0) == pytest.approx(workload.mean_prompt_tokens / 2 * 2 / (1 << 30))
     assert study.deployment.pool == Pool(16)
+
+
+def test_the_experiment_on_real_engines_is_a_plan_that_sweeps_can_read():
+    plan = load_plan(Path(__file__).parents[2] / "deploy" / "reproduce" / "policies.yaml")
+    lazy = [runs for runs in plan.runs if runs.lazy_offload == (True,)]
+    assert [runs.mode for runs in lazy] == [("server",)]
+    assert {name for runs in plan.runs for name in runs.admission} >= set(BASELINES)

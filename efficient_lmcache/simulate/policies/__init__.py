@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from efficient_lmcache.simulate.policies.exclusive import ExclusiveTier
 from efficient_lmcache.simulate.policies.inclusive import FrequencyGate, Retention, TinyLFU
-from efficient_lmcache.simulate.policies.request_gates import AdaptiveThreshold, StackDistanceTier
+from efficient_lmcache.simulate.policies.request_gates import AdaptiveThresholdTier, StackDistanceTier
 from efficient_lmcache.simulate.policies.returns import ReturnTier
 from efficient_lmcache.simulate.policies.server import LazyServerTier, ServerTier
 from efficient_lmcache.simulate.policies.working_set import WorkingSetTier
-from efficient_lmcache.simulate.tiers import KVTier, LMCacheTier
+from efficient_lmcache.simulate.tiers import KVTier
 from efficient_lmcache.sizing.policy_tier import Admission
 from efficient_lmcache.sizing.workload import Workload
 
@@ -46,9 +46,7 @@ class Place:
 
 
 def _adaptive(place: Place) -> KVTier:
-    tier = LMCacheTier(place.workload.chunks, place.capacity_chunks, place.conditioned, place.bytes_per_token)
-    tier.policy = AdaptiveThreshold(tier.policy.parameters)  # type: ignore[attr-defined]
-    return tier
+    return AdaptiveThresholdTier(place.workload.chunks, place.capacity_chunks, place.conditioned, place.bytes_per_token)
 
 
 def _stack_distance(place: Place) -> KVTier:

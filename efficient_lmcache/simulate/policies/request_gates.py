@@ -7,7 +7,13 @@ from statistics import fmean
 
 import numpy as np
 
-from efficient_lmcache.core.admission import AdmissionParameters, ConditionedAdmission, Decision, RequestFacts
+from efficient_lmcache.core.admission import (
+    AdmissionParameters,
+    AdmissionPolicy,
+    ConditionedAdmission,
+    Decision,
+    RequestFacts,
+)
 from efficient_lmcache.core.observation import PoolEstimate
 from efficient_lmcache.core.references import References
 from efficient_lmcache.core.tier import TierReport
@@ -64,7 +70,7 @@ class StackDistanceTier(LMCacheTier):
     def __init__(self, chunks: References, capacity_chunks: int, admission: Admission, bytes_per_token: int) -> None:
         super().__init__(chunks, capacity_chunks, admission, bytes_per_token)
         self._distances = ReuseDistances(int(chunks.keys.max(initial=-1)) + 1, self._STRIDE)
-        self.policy = StackDistanceAdmission(self.policy.parameters, self._distances, capacity_chunks)
+        self.policy = StackDistanceAdmission(_parameters(self.policy), self._distances, capacity_chunks)
 
     def look_up(self, call: int, tokens: int, gpu_tokens: int, now_s: float) -> int:
         if call not in self.decisions:
@@ -90,6 +96,19 @@ class AdaptiveThreshold(ConditionedAdmission):
         self._new_chunks.append(new_chunks)
         decision = super().decide(request, tier_report, now_s, pool)
         return decision._replace(save=not (decision.pressure and new_chunks > _otsu(self._new_chunks)))
+
+
+class AdaptiveThresholdTier(LMCacheTier):
+    """LMCache's tier under `AdaptiveThreshold`."""
+
+    def __init__(self, chunks: References, capacity_chunks: int, admission: Admission, bytes_per_token: int) -> None:
+        super().__init__(chunks, capacity_chunks, admission, bytes_per_token)
+        self.policy = AdaptiveThreshold(_parameters(self.policy))
+
+
+def _parameters(policy: AdmissionPolicy) -> AdmissionParameters:
+    assert isinstance(policy, ConditionedAdmission)
+    return policy.parameters
 
 
 def _otsu(values: deque[int]) -> float:

@@ -40,7 +40,9 @@ class ReturnTimes:
         # When each of the latest calls was looked up, while it has not returned.
         self._open: dict[int, float] = {}
         # Until enough is known, the tail is all.
-        self._ages_s, self._index, self._tail = np.zeros(1), np.ones(1), 1.0
+        self._ages_s: Floats = np.zeros(1)
+        self._index: Floats = np.ones(1)
+        self._tail = 1.0
         self._fresh_calls = 0
 
     def opened(self, call: int, now_s: float) -> None:
@@ -88,7 +90,8 @@ def _gittins(ages_s: Floats, survival: Floats) -> Floats:
     lived_s = np.concatenate(([0.0], np.cumsum(np.diff(ages_s) * (survival[:-1] + survival[1:]) / 2)))
     gain = survival[:, None] - survival[None, :]
     cost_s = lived_s[None, :] - lived_s[:, None]
-    return np.max(np.divide(gain, cost_s, out=np.zeros_like(gain), where=cost_s > 0), axis=1)
+    index: Floats = np.max(np.divide(gain, cost_s, out=np.zeros_like(gain), where=cost_s > 0), axis=1)
+    return index
 
 
 class ReturnTier(ExclusiveTier):
@@ -103,6 +106,7 @@ class ReturnTier(ExclusiveTier):
         self._held: dict[int, dict[int, None]] = {}  # of each caller: its sole chunks by arrival
         # Callers by rank, the next one to give up last; made when it is needed.
         self._queue: list[tuple[float, float, int]] | None = None
+        self._ranks: dict[int, tuple[float, float]] = {}
         self._now_s = 0.0
         self._resident_s = 1.0  # how long the GPU keeps a chunk, on average
 
@@ -130,6 +134,7 @@ class ReturnTier(ExclusiveTier):
     def _begin(self, now_s: float) -> None:
         self._now_s = now_s
         self._queue = None
+        self._ranks.clear()
         self.returns.refresh(now_s)
 
     def _ranked(self) -> list[tuple[float, float, int]]:
@@ -139,16 +144,21 @@ class ReturnTier(ExclusiveTier):
 
     def _rank(self, key: int) -> tuple[float, float]:
         """Index and, among equals, LRU; nothing for what no prompt has asked for yet."""
-        if key not in self._caller:
+        call = self._caller.get(key)
+        if call is None:
             return 0.0, 0.0
-        looked_up_s = self._looked_up_s[self._caller[key]]
-        return float(self.returns.index(np.array(self._now_s - looked_up_s))), looked_up_s
+        if call not in self._ranks:
+            looked_up_s = self._looked_up_s[call]
+            self._ranks[call] = float(self.returns.index(np.array(self._now_s - looked_up_s))), looked_up_s
+        return self._ranks[call]
 
     def _arrive(self, key: int) -> None:
         super()._arrive(key)
         caller = self._caller.get(key)
         if caller is not None:
             self._resident_s += (self._now_s - self._looked_up_s[caller] - self._resident_s) / _CALLS
+            if caller not in self._held:
+                self._queue = None
             self._held.setdefault(caller, {})[key] = None
 
     def _leave(self, key: int) -> None:

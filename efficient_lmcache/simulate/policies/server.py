@@ -34,7 +34,11 @@ class ServerTier(ChunkTier):
 
     def fill(self, call: int, tokens: int, now_s: float) -> int:
         self._tick(now_s)
-        return super().fill(call, tokens, now_s)
+        written = super().fill(call, tokens, now_s)
+        # What found no room is not offered again.
+        prompt_tokens = int(self._chunks.prompt_tokens[call])
+        self._saved[call] = min(tokens, prompt_tokens) // self._chunks.chunk_tokens
+        return written
 
     def _enters(self, key: int, now_s: float) -> bool:
         return len(self._used_s) < self._capacity_chunks
