@@ -13,6 +13,8 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "deploy" / "helm" / "efficient-lmcache"
+WORKLOADS = ("Deployment", "DaemonSet")
+_POD = {"status.hostIP": "10.20.30.40"}
 VALUES = {path.name.removesuffix("-values.yaml"): path for path in sorted((CHART / "ci").glob("*-values.yaml"))}
 
 
@@ -54,21 +56,48 @@ def find(documents: list[dict[str, Any]], kind: str, suffix: str = "") -> dict[s
     return found[0]
 
 
-def container(deployment: dict[str, Any]) -> dict[str, Any]:
-    """The only container of a Deployment's pods."""
-    (only,) = deployment["spec"]["template"]["spec"]["containers"]
+def container(workload: dict[str, Any]) -> dict[str, Any]:
+    """The only container of its pods, beside a server that runs with it."""
+    (only,) = workload["spec"]["template"]["spec"]["containers"]
     return dict(only)
 
 
-def environment(deployment: dict[str, Any]) -> dict[str, str]:
-    """Its variables with literal values."""
-    return {entry["name"]: entry["value"] for entry in container(deployment).get("env", []) if "value" in entry}
+def server_container(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    """The LMCache server's, of a DaemonSet or in the engine's pod."""
+    pods = [d["spec"]["template"]["spec"] for d in documents if d["kind"] in WORKLOADS]
+    (only,) = [
+        entry
+        for pod in pods
+        for entry in [*pod.get("initContainers", []), *pod["containers"]]
+        if entry["name"] == "lmcache-server"
+    ]
+    return dict(only)
+
+
+def variables(spec: dict[str, Any]) -> dict[str, str]:
+    """A container's, with literal values or from what Kubernetes tells a pod of itself."""
+    entries = spec.get("env", [])
+    literal = {entry["name"]: entry["value"] for entry in entries if "value" in entry}
+    fields = {e["name"]: e["valueFrom"]["fieldRef"] for e in entries if "fieldRef" in e.get("valueFrom", {})}
+    return {**literal, **{name: _POD[field["fieldPath"]] for name, field in fields.items()}}
+
+
+def environment(workload: dict[str, Any]) -> dict[str, str]:
+    return variables(container(workload))
+
+
+def arguments(spec: dict[str, Any]) -> list[str]:
+    """A container's, with $(NAME) filled in as Kubernetes does."""
+    words = list(spec["args"])
+    for name, value in variables(spec).items():
+        words = [word.replace(f"$({name})", value) for word in words]
+    return words
 
 
 def transfer_config(engine: dict[str, Any]) -> dict[str, Any] | None:
     """What the engine's command line says to vLLM about KV transfer."""
     option = "--kv-transfer-config="
-    (text,) = [word for word in container(engine)["args"] if word.startswith(option)]
+    (text,) = [word for word in arguments(container(engine)) if word.startswith(option)]
     config: dict[str, Any] | None = json.loads(text.removeprefix(option))
     return config
 

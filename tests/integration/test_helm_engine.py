@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
+import inspect
 import json
 import os
 import shutil
@@ -20,12 +22,23 @@ from typing import Any
 import pytest
 import yaml
 from conftest import REPLAY_VOCAB_SIZE
-from helm_chart import VALUES, container, environment, find, manifests, transfer_config, values_of
+from helm_chart import (
+    VALUES,
+    arguments,
+    container,
+    find,
+    manifests,
+    server_container,
+    transfer_config,
+    values_of,
+    variables,
+)
 from metric_queries import RULES, all_queries, dashboard_queries, selectors
 from prometheus_client.parser import text_string_to_metric_families
 from serve_arguments import serve_parser
 
 from efficient_lmcache.connector.serve import with_connector
+from efficient_lmcache.replay.lmcache_server import lmcache_is_ready
 from efficient_lmcache.replay.localhost import open_url
 from efficient_lmcache.replay.server import Server, free_port
 
@@ -35,6 +48,7 @@ pytest.importorskip("helm_python", reason="no Helm engine (pip install helm-pyth
 _READY_S = 600.0
 _PROMPT = [number % REPLAY_VOCAB_SIZE for number in range(1500)]
 _SCRAPE_S = 1
+_PROGRAMS = {"efficient-lmcache": "efficient_lmcache.cli", "lmcache": "lmcache.cli.main"}
 
 
 def test_vllm_accepts_the_command_line_of_every_set_of_values() -> None:
@@ -42,7 +56,7 @@ def test_vllm_accepts_the_command_line_of_every_set_of_values() -> None:
     for name in VALUES:
         values = values_of(name)
         engine = find(manifests(values), "Deployment")
-        words = container(engine)["args"]
+        words = arguments(container(engine))
         # Of several transfer configurations the last would win.
         assert with_connector(words).count("--kv-transfer-config") == 0
         args = parse([word for word in words if word != "--kv-transfer-config=null"])
@@ -52,6 +66,8 @@ def test_vllm_accepts_the_command_line_of_every_set_of_values() -> None:
         assert (args.kv_transfer_config is None) == (transfer_config(engine) is None)
         if args.kv_transfer_config is not None:
             assert args.kv_transfer_config.kv_connector == "EfficientLMCacheConnector"
+            outside = values.get("mode") == "server" or "remote_url" in values.get("lmcache", {})
+            assert (args.kv_transfer_config.kv_load_failure_policy == "recompute") == outside
 
 
 def test_lmcache_reads_the_configuration_of_every_set_of_values(tmp_path: Path) -> None:
@@ -60,7 +76,7 @@ def test_lmcache_reads_the_configuration_of_every_set_of_values(tmp_path: Path) 
 
     for name in VALUES:
         values = values_of(name)
-        if values["hostTier"]["gibPerRank"] == 0:
+        if values["hostTier"]["gibPerRank"] == 0 or values.get("mode") == "server":
             continue
         file = tmp_path / f"{name}.yaml"
         file.write_text(find(manifests(values), "ConfigMap", "-lmcache")["data"]["lmcache.yaml"])
@@ -69,6 +85,42 @@ def test_lmcache_reads_the_configuration_of_every_set_of_values(tmp_path: Path) 
         assert config.chunk_size == values["hostTier"].get("chunkTokens", 256)
         assert config.local_cpu
         assert config.remote_url == values.get("lmcache", {}).get("remote_url")
+
+
+@pytest.mark.parametrize("name", ["server-daemonset", "cpu-server-sidecar"])
+def test_lmcache_accepts_the_command_line_of_every_server_and_what_engines_are_told_of_it(name: str) -> None:
+    pytest.importorskip("lmcache")
+    from lmcache.cli.commands.server import ServerCommand
+    from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
+    from lmcache.integration.vllm.vllm_multi_process_adapter import ExtraConfigDefault
+    from lmcache.v1.distributed.config import parse_args_to_config
+    from lmcache.v1.multiprocess.config import parse_args_to_http_frontend_config, parse_args_to_mp_server_config
+
+    values = values_of(name)
+    documents = manifests(values)
+    spec = server_container(documents)
+    assert spec["command"] == ["lmcache", ServerCommand().name()]
+    parser = argparse.ArgumentParser()
+    ServerCommand().add_arguments(parser)
+    args = parser.parse_args(arguments(spec))
+
+    storage = parse_args_to_config(args)
+    memory = storage.l1_manager_config.memory_config
+    usable_gib = storage.eviction_config.trigger_watermark * memory.size_in_bytes / (1 << 30)
+    assert usable_gib == pytest.approx(values["hostTier"]["gibPerRank"] * values.get("tensorParallel", 1))
+    assert storage.eviction_config.eviction_policy == "LRU"
+    assert not memory.use_lazy
+    config = transfer_config(find(documents, "Deployment"))
+    assert config is not None
+    options = config["kv_connector_extra_config"]
+    server = parse_args_to_mp_server_config(args)
+    assert server.chunk_size == values["hostTier"].get("chunkTokens", 256)
+    assert server.port == options["lmcache.mp.port"]
+    assert server.isolated_ipc == options.get("lmcache.mp.isolated_ipc", False)
+    assert options["efficient.server.http_url"].endswith(f":{parse_args_to_http_frontend_config(args).http_port}")
+    source = inspect.getsource(LMCacheMPConnector)
+    for option in (option for option in options if option.startswith("lmcache.")):
+        assert option.removeprefix("lmcache.mp.") in ExtraConfigDefault.__members__ or f'"{option}"' in source, option
 
 
 @dataclass(frozen=True)
@@ -94,29 +146,34 @@ class Node:
             "0.0.0.0": "127.0.0.1",
         }
 
-    def command(self, deployment: dict[str, Any]) -> list[str]:
-        """Command and arguments, with this node's paths and ports; $(NAME) filled in as Kubernetes does."""
-        self._mount(deployment)
-        spec = container(deployment)
+    def command(self, deployment: dict[str, Any], spec: dict[str, Any] | None = None) -> list[str]:
+        """Command and arguments, with this node's paths and ports; $(NAME) filled in as Kubernetes does.
+
+        Args:
+            spec: of one of its containers; None: the only one.
+        """
+        spec = spec or container(deployment)
+        self._mount(deployment, spec)
         words = [self._here(word) for word in [*spec["command"], *spec.get("args", [])]]
-        for name, value in self.environment(deployment).items():
+        for name, value in self.environment(deployment, spec).items():
             words = [word.replace(f"$({name})", value) for word in words]
-        if words[0] == "efficient-lmcache":
-            words[:1] = [sys.executable, "-m", "efficient_lmcache.cli"]
+        if words[0] in _PROGRAMS:
+            words[:1] = [sys.executable, "-m", _PROGRAMS[words[0]]]
         return words
 
-    def environment(self, deployment: dict[str, Any]) -> dict[str, str]:
+    def environment(self, deployment: dict[str, Any], spec: dict[str, Any] | None = None) -> dict[str, str]:
         """The manifest's variables, and of this machine's those alone that find its programs."""
-        variables = {name: self._here(value) for name, value in environment(deployment).items()}
-        for entry in container(deployment).get("env", []):
+        spec = spec or container(deployment)
+        found = {name: self._here(value) for name, value in variables(spec).items()}
+        for entry in spec.get("env", []):
             if "secretKeyRef" in entry.get("valueFrom", {}):
                 reference = entry["valueFrom"]["secretKeyRef"]
-                variables[entry["name"]] = self._secret(reference["name"])[reference["key"]]
-        return {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", **variables}
+                found[entry["name"]] = self._secret(reference["name"])[reference["key"]]
+        return {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", **found}
 
-    def _mount(self, deployment: dict[str, Any]) -> None:
+    def _mount(self, deployment: dict[str, Any], spec: dict[str, Any]) -> None:
         volumes = {volume["name"]: volume for volume in deployment["spec"]["template"]["spec"]["volumes"]}
-        for mount in container(deployment)["volumeMounts"]:
+        for mount in spec["volumeMounts"]:
             if mount["mountPath"] in {"/tmp", "/dev/shm", "/models"}:
                 continue
             folder = self.directory / deployment["metadata"]["name"] / mount["name"]
@@ -259,3 +316,38 @@ def answers(prometheus: str, query: str) -> bool:
             return bool(json.load(got)["data"]["result"])
     except OSError:  # it has not started yet
         return False
+
+
+def test_a_sidecar_keeps_what_its_engine_forgets(replay_model: Path, tmp_path: Path) -> None:
+    values = values_of("cpu-server-sidecar")
+    values["model"] = str(replay_model)
+    values["lmcacheServer"] |= {"port": free_port(), "httpPort": free_port()}
+    # So that vLLM can be told to forget what is in its own cache.
+    values["extraEnv"] = [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}]
+    node = Node(manifests(values), tmp_path)
+    pod, sidecar = find(node.documents, "Deployment"), server_container(node.documents)
+    with ExitStack() as running:
+        command, environment = node.command(pod, sidecar), node.environment(pod, sidecar)
+        port, log = values["lmcacheServer"]["httpPort"], tmp_path / "lmcache-server.log"
+        server = Server(command, environment, port, log, "the LMCache server", lmcache_is_ready)
+        running.enter_context(server).wait_until_ready(_READY_S)
+        engine = Server(node.command(pod), node.environment(pod), node.ports["8000"], tmp_path / "engine.log")
+        running.enter_context(engine).wait_until_ready(_READY_S)
+        said = f"server mode, LMCache server tcp://127.0.0.1:{values['lmcacheServer']['port']}, its tier probed at"
+        assert said in engine.log.read_text(errors="replace")
+        complete(engine.base_url, values["model"])
+        restored_tokens, deadline = 0.0, time.monotonic() + 60
+        while restored_tokens == 0 and time.monotonic() < deadline:
+            open_url(urllib.request.Request(f"{engine.base_url}/reset_prefix_cache", b""), timeout=30).close()
+            complete(engine.base_url, values["model"])
+            restored_tokens = value(f"{engine.base_url}/metrics", "efficient_lmcache:restored_tokens_total")
+    assert restored_tokens > 0
+    assert restored_tokens % (len(_PROMPT) // 256 * 256) == 0
+
+
+def value(url: str, metric: str) -> float:
+    """Its sum over all labels; 0 while it does not show."""
+    with open_url(url, timeout=30) as response:
+        text = response.read().decode()
+    families = text_string_to_metric_families(text)
+    return float(sum(sample.value for family in families for sample in family.samples if sample.name == metric))

@@ -13,6 +13,7 @@ from helm_chart import (
     CHART,
     ROOT,
     VALUES,
+    WORKLOADS,
     container,
     environment,
     find,
@@ -31,7 +32,7 @@ helm_python = pytest.importorskip("helm_python", reason="no Helm engine (pip ins
 every_set = pytest.mark.parametrize("name", VALUES)
 
 # Served by operators, whose schemas are not Kubernetes' own.
-_CUSTOM = {"ServiceMonitor", "PrometheusRule"}
+_CUSTOM = {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
 _WARNING = 2
 
 
@@ -56,32 +57,39 @@ def test_manifests_follow_the_schemas_of_kubernetes(name: str) -> None:
 @every_set
 def test_every_pod_is_restricted_and_writes_to_volumes_only(name: str) -> None:
     for document in manifests(values_of(name)):
-        if document["kind"] != "Deployment":
+        if document["kind"] not in WORKLOADS:
             continue
         pod = document["spec"]["template"]["spec"]
+        assert not {"hostIPC", "hostNetwork", "hostPID"} & set(pod)
         security = pod["securityContext"]
         assert security["runAsNonRoot"]
         assert security["runAsUser"] > 0
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod["automountServiceAccountToken"] is False
-        assert container(document)["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
-        mounts = {mount["name"] for mount in container(document)["volumeMounts"]}
-        assert mounts == {volume["name"] for volume in pod["volumes"]}
-        assert "/tmp" in {mount["mountPath"] for mount in container(document)["volumeMounts"]}
+        mounted = set()
+        for entry in [*pod.get("initContainers", []), container(document)]:
+            assert entry["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert not [port for port in entry["ports"] if "hostPort" in port]
+            assert "/tmp" in {mount["mountPath"] for mount in entry["volumeMounts"]}
+            mounted |= {mount["name"] for mount in entry["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["volumes"]}
+        assert not [volume for volume in pod["volumes"] if "hostPath" in volume]
 
 
 @every_set
 def test_services_monitors_budgets_and_policies_select_pods_that_exist(name: str) -> None:
     documents = manifests(values_of(name))
-    pods = [d["spec"]["template"]["metadata"]["labels"] for d in documents if d["kind"] == "Deployment"]
+    pods = [d["spec"]["template"]["metadata"]["labels"] for d in documents if d["kind"] in WORKLOADS]
     services = [d["metadata"]["labels"] for d in documents if d["kind"] == "Service"]
     selections = {
         "Service": (lambda spec: spec["selector"], pods),
         "Deployment": (lambda spec: spec["selector"]["matchLabels"], pods),
+        "DaemonSet": (lambda spec: spec["selector"]["matchLabels"], pods),
+        "PodMonitor": (lambda spec: spec["selector"]["matchLabels"], pods),
         "PodDisruptionBudget": (lambda spec: spec["selector"]["matchLabels"], pods),
         "NetworkPolicy": (lambda spec: spec["podSelector"]["matchLabels"], pods),
         "ServiceMonitor": (lambda spec: spec["selector"]["matchLabels"], services),
@@ -114,7 +122,8 @@ def test_the_memory_of_a_pod_holds_tier_weights_and_processes(name: str) -> None
     with helm_python.Chart.load(CHART) as chart:
         merged = chart.merge_values(values)
     ranks, tier = merged["tensorParallel"], merged["hostTier"]["gibPerRank"]
-    parts = tier * ranks + merged["weightsGib"] + merged["processGibPerRank"] * (ranks + 1) + merged["sharedMemoryGib"]
+    parts = merged["weightsGib"] + merged["processGibPerRank"] * (ranks + 1) + merged["sharedMemoryGib"]
+    parts += tier * ranks if merged["mode"] == "in_process" else 0
     parts += merged["cpu"]["kvCacheGib"] if merged["flavour"] == "cpu" else 0
     if "remote_url" in merged["lmcache"]:
         parts += ranks * merged["efficient"].get("remote_staging_gib", parse_options({}).remote_staging_gib)
@@ -131,7 +140,7 @@ def test_notes_print_what_is_in_force(name: str) -> None:
     tier = values["hostTier"]["gibPerRank"]
     assert (f"{tier} GiB per rank" if tier else "plain vLLM") in notes
     memory = container(find(manifests(values), "Deployment"))["resources"]["limits"]["memory"]
-    assert f"{memory.removesuffix('Gi')} GiB per pod" in notes
+    assert f"{memory.removesuffix('Gi')} GiB per {'engine' if values.get('mode') == 'server' else 'pod'}" in notes
 
 
 def test_the_host_tier_reaches_lmcache_and_a_change_restarts_the_engines() -> None:
@@ -154,14 +163,15 @@ def test_the_host_tier_reaches_lmcache_and_a_change_restarts_the_engines() -> No
 
 
 def test_no_password_is_in_a_manifest_other_than_a_secret() -> None:
-    for name in ("multi-engine", "external-redis-tls", "cpu-trial-bundled-redis"):
+    for name in ("multi-engine", "external-redis-tls", "cpu-trial-bundled-redis", "server-daemonset"):
         documents = manifests(values_of(name))
         secrets = [value for d in documents if d["kind"] == "Secret" for value in d["data"].values()]
         rest = json.dumps([d for d in documents if d["kind"] != "Secret"])
         assert not any(secret in rest for secret in secrets)
+        secret = ("PASSWORD", "AUTH", "TOKEN", "_KEY")
         for deployment in (d for d in documents if d["kind"] == "Deployment"):
             for entry in container(deployment).get("env", []):
-                assert ("valueFrom" in entry) == entry["name"].endswith(("PASSWORD", "AUTH", "TOKEN", "API_KEY"))
+                assert ("secretKeyRef" in entry.get("valueFrom", {})) == entry["name"].endswith(secret)
 
 
 @pytest.mark.parametrize(

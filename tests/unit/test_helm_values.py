@@ -69,7 +69,8 @@ def test_the_schema_names_what_it_refuses(path: str, value: Any, said: str) -> N
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ("mode", "server", "mode: server is not in this version"),
+        ("mode", "server", "daemonset takes the tier's memory on every node: say in nodeSelector"),
+        ("lmcache", {"mp.lazy_offload": True}, "lmcache.mp.lazy_offload is for mode: server"),
         ("redis.bundled", True, "set telemetry.transport: redis"),
         ("telemetry.transport", "redis", "needs redis.bundled: true or redis.url"),
         ("lmcache.max_local_cpu_size", 40, "use hostTier.chunkTokens and hostTier.gibPerRank"),
@@ -81,6 +82,35 @@ def test_the_schema_names_what_it_refuses(path: str, value: Any, said: str) -> N
 def test_combinations_that_cannot_work_are_refused(path: str, value: Any, said: str) -> None:
     with pytest.raises(helm_python.HelmError, match=said):
         manifests(with_value(path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("hostTier.gibPerRank", 0, "mode: server needs a tier"),
+        ("lmcacheServer.httpPort", 5555, "both 5555; they must differ"),
+        ("lmcacheServer.port", 8000, "must not be 8000"),
+        ("telemetry", {"transport": "redis"}, "needs redis.bundled: true or redis.url"),
+        ("lmcache", {"remote_url": "redis://kv.example:6379"}, r"names begin with mp\."),
+        ("lmcache", {"mp.port": 6000}, r"lmcache\.mp\.port: the chart says it"),
+        ("lmcache", {"mp.isolated_ipc": True}, r"lmcache\.mp\.isolated_ipc: the chart says it"),
+        ("efficient", {"remote_staging_gib": 2}, r"efficient\.remote_staging_gib"),
+        ("lmcacheServer.kind", "deployment", "/lmcacheServer/kind"),
+        ("lmcacheServer.args", ["--l1-size-gb=4"], "/lmcacheServer/args/0"),
+        ("lmcacheServer.args", ["--no-isolated-ipc"], "/lmcacheServer/args/0"),
+        ("lmcacheServer.args", ["--eviction-ratio=0.1", "--disable-metrics"], "/lmcacheServer/args/1"),
+        ("lmcacheServer.sizeGb", 4, "sizeGb"),
+    ],
+)
+def test_a_server_that_cannot_work_is_refused(path: str, value: Any, said: str) -> None:
+    with pytest.raises(helm_python.HelmError, match=said):
+        manifests(with_value(path, value, base="cpu-server-sidecar"))
+
+
+def test_agents_of_all_engines_are_not_counted_against_one_engines_server() -> None:
+    values = with_value("lmcacheServer.kind", "sidecar", base="server-daemonset")
+    with pytest.raises(helm_python.HelmError, match=r"set telemetry\.transport: local"):
+        manifests(values)
 
 
 @pytest.mark.parametrize("login", [":secret@", "user:secret@"])
@@ -141,6 +171,7 @@ def test_the_readme_lists_every_value_with_its_default() -> None:
 def test_there_are_values_for_every_kind_of_deployment_that_the_readme_promises() -> None:
     assert len(VALUES) >= 6
     assert {"gpu", "cpu-trial-bundled-redis", "external-redis-tls", "production-stack", "llm-d"} <= set(VALUES)
+    assert {"server-daemonset", "cpu-server-sidecar"} <= set(VALUES)
 
 
 def test_a_plan_becomes_values_by_the_readmes_line() -> None:

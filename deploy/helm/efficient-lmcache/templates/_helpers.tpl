@@ -47,10 +47,23 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{/* GiB of a pod: the tier and the processes of every rank, one more process share, the weights, the caches. */}}
+{{/* Of pods that belong to a node, whatever runs there: those that an LMCache server serves. */}}
+{{- define "efficient-lmcache.nodePlacement" -}}
+{{- range $field := list "nodeSelector" "tolerations" }}
+{{- with index $.Values $field }}
+{{ $field }}: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- with .Values.affinity.nodeAffinity }}
+affinity:
+  nodeAffinity: {{- toYaml . | nindent 4 }}
+{{- end }}
+{{- end }}
+
+{{/* GiB of an engine: its tier and the processes of every rank, one more process share, the weights, the caches. */}}
 {{- define "efficient-lmcache.memoryGib" -}}
 {{- $values := .Values }}
-{{- $tier := mulf $values.hostTier.gibPerRank $values.tensorParallel }}
+{{- $tier := ternary 0 (mulf $values.hostTier.gibPerRank $values.tensorParallel) (eq $values.mode "server") }}
 {{- $processes := mulf $values.processGibPerRank (add1 (int $values.tensorParallel)) }}
 {{- $kv := ternary $values.cpu.kvCacheGib 0 (eq $values.flavour "cpu") }}
 {{- $staging := include "efficient-lmcache.stagingGib" . }}
@@ -62,9 +75,12 @@ capabilities:
 {{- if .Values.lmcache.remote_url }}{{ mulf (.Values.efficient.remote_staging_gib | default 1) .Values.tensorParallel }}{{ else }}0{{ end }}
 {{- end }}
 
-{{/* The `efficient.*` options as JSON, telemetry's among them. */}}
+{{/* The connector's options as JSON, telemetry's and a server's among them. */}}
 {{- define "efficient-lmcache.connectorOptions" -}}
 {{- $options := dict }}
+{{- if include "efficient-lmcache.server" . }}
+{{- $options = include "efficient-lmcache.serverOptions" . | fromJson }}
+{{- end }}
 {{- range $name, $value := .Values.efficient }}
 {{- $_ := set $options (printf "efficient.%s" $name) $value }}
 {{- end }}
@@ -83,7 +99,12 @@ capabilities:
 {{- define "efficient-lmcache.transferConfig" -}}
 {{- if .Values.hostTier.gibPerRank }}
 {{- $options := include "efficient-lmcache.connectorOptions" . | fromJson }}
-{{- dict "kv_connector" "EfficientLMCacheConnector" "kv_role" "kv_both" "kv_connector_extra_config" $options | toJson }}
+{{- $config := dict "kv_connector" "EfficientLMCacheConnector" "kv_role" "kv_both" "kv_connector_extra_config" $options }}
+{{- if or (include "efficient-lmcache.server" .) .Values.lmcache.remote_url .Values.lmcache.remote_storage_plugins }}
+{{- /* What is outside the engine may be gone by the time of its restore: vLLM would fail the request. */}}
+{{- $_ := set $config "kv_load_failure_policy" "recompute" }}
+{{- end }}
+{{- toJson $config }}
 {{- else }}null{{ end }}
 {{- end }}
 
@@ -98,8 +119,18 @@ capabilities:
 {{- else if .Values.redis.bundled }}{{ include "efficient-lmcache.fullname" . }}-redis{{ end }}
 {{- end }}
 
+{{/* Engines that share a tier are a pool: with a server per node, those of a node. */}}
 {{- define "efficient-lmcache.telemetryDeployment" -}}
-{{- .Values.telemetry.deployment | default (printf "%s.%s" .Release.Namespace (include "efficient-lmcache.fullname" .) | trunc 64) }}
+{{- $node := ternary ".$(HOST_IP)" "" (eq (include "efficient-lmcache.server" .) "daemonset") }}
+{{- $name := printf "%s.%s" .Release.Namespace (include "efficient-lmcache.fullname" .) | trunc (ternary 48 64 (ne $node "")) }}
+{{- .Values.telemetry.deployment | default $name }}{{ $node }}
+{{- end }}
+
+{{/* What `$(HOST_IP)` in a container's arguments stands for. */}}
+{{- define "efficient-lmcache.hostIp" -}}
+- name: HOST_IP
+  valueFrom:
+    fieldRef: {fieldPath: status.hostIP}
 {{- end }}
 
 {{/* The password as a file: a rotated Secret takes effect with the next connection. */}}
