@@ -27,6 +27,7 @@ from efficient_lmcache.simulate.costs import Costs, ModelShape, costs
 from efficient_lmcache.simulate.deployment import Deployment
 from efficient_lmcache.simulate.engine import EngineSettings
 from efficient_lmcache.simulate.laboratory import (
+    BASELINES,
     CLAIRVOYANT,
     GAMMAS,
     RECOMMENDED,
@@ -66,7 +67,7 @@ def main() -> None:
     done = {(row.study, row.gamma_h, row.rule) for row in rows}
     names = arguments.study or list(STUDIES)
     wanted = [(name, gamma_h) for name in names for gamma_h in GAMMAS]
-    missing = [(*cell, [rule for rule in RULES if (*cell, rule) not in done]) for cell in wanted]
+    missing = [(*cell, [rule for rule in rules_of(*cell) if (*cell, rule) not in done]) for cell in wanted]
     missing = [cell for cell in missing if cell[2]]
     with Progress() as progress, multiprocessing.get_context("spawn").Pool(arguments.processes) as workers:
         bar = progress.add_task("tiers", total=len(missing))
@@ -78,6 +79,13 @@ def main() -> None:
     print(f"\n{verdict_table(rows)}")
     if arguments.figures:
         draw(rows, arguments.figures)
+
+
+def rules_of(study: str, gamma_h: float) -> Sequence[str]:
+    """All in the smallest workload; elsewhere what is drawn in two tiers, and what the verdict needs in the others."""
+    if study == "miniature" or (study, gamma_h) == ("swe-bench", 1.4):
+        return RULES
+    return tuple(_COLOURS) if gamma_h in (1.4, 4.0) else (*BASELINES, "exclusive", RECOMMENDED)
 
 
 def _tier(arguments: argparse.Namespace, cell: tuple[str, float, Sequence[str]]) -> list[Row]:
@@ -102,9 +110,9 @@ def miniature(arguments: argparse.Namespace) -> Study:
 
 
 def whole(arguments: argparse.Namespace) -> Study:
-    """60 whole SWE-bench tasks, another pool, eight H20s."""
+    """48 whole SWE-bench tasks, another pool, eight H20s."""
     workload = open_workload(arguments.whole, 1024, gpu_block_tokens=128, most_block_references=_BLOCKS)
-    return _on_h20("swe-bench", workload, 12)
+    return _on_h20("swe-bench", first_sessions(workload, 48), 12)
 
 
 def weka(arguments: argparse.Namespace) -> Study:
@@ -120,17 +128,17 @@ def weka(arguments: argparse.Namespace) -> Study:
 
 
 def mooncake(kind: str, arguments: argparse.Namespace) -> Study:
-    """The first 120 conversations of three requests or more, as agents in a closed loop."""
+    """The first 100 conversations of three requests or more, as agents in a closed loop."""
     path = arguments.data / f"traces/mooncake-{kind}.jsonl.gz"
     recorded = open_workload(path, 1024, gpu_block_tokens=512, most_block_references=_BLOCKS)
-    return _on_h20(f"mooncake-{kind}", first_sessions(with_intervals(recorded), 120, least_calls=3), 16)
+    return _on_h20(f"mooncake-{kind}", first_sessions(with_intervals(recorded), 100, least_calls=3), 16)
 
 
 def paper(arguments: argparse.Namespace) -> Study:
-    """The first 40 of the paper's 79 tasks as fitted to its published sums, on its eight H20s."""
+    """The first 32 of the paper's 79 tasks as fitted to its published sums, on its eight H20s."""
     serving = published()["serving"]
     workload = Workload.of(paper_workload(0), serving["chunk_tokens"], "paper")
-    return Study("paper", first_sessions(workload, 40), h20_deployment(16), Admission("none"))
+    return Study("paper", first_sessions(workload, 32), h20_deployment(16), Admission("none"))
 
 
 STUDIES: dict[str, Callable[[argparse.Namespace], Study]] = {
@@ -203,6 +211,8 @@ def verdict_table(rows: list[Row]) -> str:
 def _change(verdict: Verdict | None, field: str) -> str:
     if verdict is None:
         return ""
+    if getattr(verdict, field) is None:
+        return ""
     text = f"{getattr(verdict, field) - 1:+.0%}".replace("-", "−")
     return text if verdict.holds or field == "to_bound" else f"**{text}**"
 
@@ -245,29 +255,30 @@ def draw(rows: list[Row], directory: Path) -> None:
         axes.set_ylabel("computed prefill, M tokens")
     for axes in list(grid.flat)[len(studies) :]:
         axes.set_visible(False)
-    grid.flat[0].legend(frameon=False, fontsize=8)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0, 1, 0.95))
+    figure.legend(*grid.flat[0].get_legend_handles_labels(), frameon=False, ncols=len(_COLOURS), loc="upper center")
     figure.savefig(directory / "policies-computed.png", dpi=110)
     _draw_writes(rows, studies, directory)
 
 
 def _draw_writes(rows: list[Row], studies: list[str], directory: Path) -> None:
-    """Stored against computed tokens at one pressure: what a rule buys, and with how many writes."""
+    """Computed and stored tokens at one pressure: what a rule buys, and with how many writes."""
     from matplotlib import pyplot
 
-    shown, gamma_h = studies[: 1 + len(studies) // 2], 1.4
-    figure, grid = pyplot.subplots(1, len(shown), figsize=(4.4 * len(shown), 4), squeeze=False)
+    shown, gamma_h = studies[:4], 1.4
+    figure, grid = pyplot.subplots(1, len(shown), figsize=(2 + 2.6 * len(shown), 4.2), squeeze=False, sharey=True)
+    places = {rule: place for place, rule in enumerate(reversed(RULES))}
     for axes, study in zip(grid.flat, shown, strict=True):
-        for row in rows:
-            if (row.study, row.gamma_h) != (study, gamma_h):
-                continue
-            x, y = row.stored_tokens_per_rank / 1e6, row.computed_prefill_tokens / 1e6
-            axes.plot(x, y, "o", color=_COLOURS.get(row.rule, "#d8b4a0"), markersize=6)
-            axes.annotate(row.rule, (x, y), fontsize=7, xytext=(4, 3), textcoords="offset points")
-        axes.set(title=f"{study}, γ_H {gamma_h:g}", xlabel="stored, M tokens", xlim=(0, None), ylim=(0, None))
-        axes.margins(x=0.25)
+        mine = [row for row in rows if (row.study, row.gamma_h) == (study, gamma_h)]
+        height = [places[row.rule] for row in mine]
+        colours = [_COLOURS.get(row.rule, "#d8b4a0") for row in mine]
+        axes.barh(height, [row.computed_prefill_tokens / 1e6 for row in mine], color=colours, label="computed")
+        stored = [row.stored_tokens_per_rank / 1e6 for row in mine]
+        axes.plot(stored, height, "o", markerfacecolor="white", markeredgecolor="#202020", label="stored")
+        axes.set(title=f"{study}, γ_H {gamma_h:g}", xlabel="M tokens", xlim=(0, None))
+        axes.set_yticks(list(places.values()), list(places))
         axes.spines[["top", "right"]].set_visible(False)
-    grid.flat[0].set_ylabel("computed prefill, M tokens")
+    grid.flat[0].legend(frameon=False, fontsize=8, loc="lower right")
     figure.tight_layout()
     figure.savefig(directory / "policies-writes.png", dpi=110)
 

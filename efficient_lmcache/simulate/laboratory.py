@@ -7,7 +7,7 @@ bound       the clairvoyant tier: what the best choice of what to keep would rea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -114,7 +114,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         best: the best baseline.
-        to_best, to_conditioned, to_bound: the rule's computed prefill over that one's.
+        to_best, to_conditioned, to_bound: the rule's computed prefill over that one's; None without a bound.
         holds: it is no worse than the best, and far enough below conditioned where that is asked for.
     """
 
@@ -123,23 +123,22 @@ class Verdict(NamedTuple):
     best: str
     to_best: float
     to_conditioned: float
-    to_bound: float
+    to_bound: float | None
     holds: bool
 
 
 def verdicts(rows: Iterable[Row], rule: str = RECOMMENDED) -> list[Verdict]:
-    """One for every study and tier of which baselines, bound and rule are there."""
+    """One for every study and tier of which baselines and rule are there."""
     cells: dict[tuple[str, float], dict[str, int]] = {}
     for row in rows:
         cells.setdefault((row.study, row.gamma_h), {})[row.rule] = row.computed_prefill_tokens
     made = []
     for (study, gamma_h), computed in cells.items():
-        if not {*BASELINES, CLAIRVOYANT, rule} <= computed.keys():
+        if not {*BASELINES, rule} <= computed.keys():
             continue
         best = min(BASELINES, key=computed.__getitem__)
-        to_best, to_conditioned, to_bound = (
-            computed[rule] / computed[other] for other in (best, "conditioned", CLAIRVOYANT)
-        )
+        to_best, to_conditioned = computed[rule] / computed[best], computed[rule] / computed["conditioned"]
+        to_bound = computed[rule] / computed[CLAIRVOYANT] if CLAIRVOYANT in computed else None
         asked = TRANSITION[0] <= gamma_h <= TRANSITION[1]
         holds = to_best <= 1 + TOLERANCE and (not asked or to_conditioned <= 1 - SAVING)
         made.append(Verdict(study, gamma_h, best, to_best, to_conditioned, to_bound, holds))
@@ -167,8 +166,3 @@ def _with_intervals(references: References) -> References:
             intervals_s[call] = start_s - last_s[lane]
         last_s[lane] = start_s
     return replace(references, interval_s=intervals_s)
-
-
-def cells(studies: Sequence[Study]) -> list[tuple[Study, float, str]]:
-    """The whole table, study after study."""
-    return [(study, gamma_h, rule) for study in studies for gamma_h in GAMMAS for rule in RULES]

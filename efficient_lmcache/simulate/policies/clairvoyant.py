@@ -59,19 +59,21 @@ class ClairvoyantTier(ExclusiveTier):
         return -self._place[users[-1]] if users else -_NEVER, -self._depth[key]
 
     def _makes_room(self, key: int) -> bool:
-        return (self._nearness(key)[0] != -_NEVER or self._is_awaited(key)) and super()._makes_room(key)
+        return self._nearness(key)[0] != -_NEVER and super()._makes_room(key)
+
+    def _is_awaited(self, key: int) -> bool:
+        # What a call is about to restore need not be held until it is: a bound.
+        return False
 
     def _victim(self, key: int) -> int | None:
         spare = self._latest_spare()
         while self._furthest:
             *nearness, victim = self._furthest[0]
             if victim in self.sole and tuple(nearness) == self._nearness(victim):
-                if self._is_awaited(victim):
-                    return spare
                 if nearness[0] == -_NEVER:
                     return victim
                 if spare is not None:
                     return spare
-                return victim if tuple(nearness) < self._nearness(key) or self._is_awaited(key) else None
+                return victim if tuple(nearness) < self._nearness(key) else None
             heapq.heappop(self._furthest)
         return spare
