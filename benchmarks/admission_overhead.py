@@ -53,6 +53,8 @@ def main() -> None:
                     f"   {store * 1e3:>7.2f} ms{checks * 1e6:>8.1f} us{checks / store:>9.2%}",
                     flush=True,
                 )
+        # Left to the interpreter's exit, the engine's processes may never end.
+        engine.llm_engine.engine_core.shutdown(timeout=10)
 
 
 def _start_engine(directory: Path, prompt_tokens: int, key_hash: str) -> Any:

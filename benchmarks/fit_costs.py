@@ -21,7 +21,14 @@ from pathlib import Path
 from efficient_lmcache.simulate.against_run import compare_run
 from efficient_lmcache.simulate.costs import ModelShape, costs
 from efficient_lmcache.simulate.deployment import simulate
-from efficient_lmcache.simulate.paper import MODELS, h20_deployment, published_row, table_rows, workload_of
+from efficient_lmcache.simulate.paper import (
+    FITTED_SEED,
+    MODELS,
+    h20_deployment,
+    published_row,
+    table_rows,
+    workload_of,
+)
 from efficient_lmcache.simulate.profiles import Profile, load_profile
 from efficient_lmcache.sizing.workload import open_workload
 
@@ -77,7 +84,7 @@ def _fit_cpu(arguments: argparse.Namespace) -> None:
 
 
 def _fit_h20() -> None:
-    profile, shape, workload = load_profile("h20"), ModelShape.of(MODELS["moe"]), workload_of(0)
+    profile, shape, workload = load_profile("h20"), ModelShape.of(MODELS["moe"]), workload_of(FITTED_SEED)
     rows = table_rows("table3")
 
     def ratio(candidate: Profile, number: int) -> float:

@@ -18,7 +18,7 @@ from pathlib import Path
 from efficient_lmcache.simulate.costs import ModelShape, costs
 from efficient_lmcache.simulate.deployment import Configuration, Deployment, Simulated, simulate
 from efficient_lmcache.simulate.engine import EngineSettings
-from efficient_lmcache.simulate.paper import MODELS, h20_deployment, table_rows, workload_of
+from efficient_lmcache.simulate.paper import FITTED_SEED, MODELS, h20_deployment, table_rows, workload_of
 from efficient_lmcache.simulate.paper_workload import paper_workload
 from efficient_lmcache.simulate.profiles import load_profile
 from efficient_lmcache.simulate.simulation import Pool
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _paper() -> Iterator[tuple[str, Simulated]]:
-    workload = workload_of(0)
+    workload = workload_of(FITTED_SEED)
     _compile()
     for number in _ROWS:
         pool, configuration = table_rows("table3")[number]
