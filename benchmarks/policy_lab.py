@@ -85,7 +85,9 @@ def rules_of(study: str, gamma_h: float) -> Sequence[str]:
     """All in the smallest workload; elsewhere what is drawn in two tiers, and what the verdict needs in the others."""
     if study == "miniature" or (study, gamma_h) == ("swe-bench", 1.4):
         return RULES
-    return tuple(_COLOURS) if gamma_h in (1.4, 4.0) else (*BASELINES, "exclusive", RECOMMENDED)
+    if gamma_h in (1.4, 4.0):
+        return tuple(_COLOURS)
+    return (*BASELINES, "exclusive", RECOMMENDED, *([CLAIRVOYANT] if gamma_h == 0.8 else []))
 
 
 def _tier(arguments: argparse.Namespace, cell: tuple[str, float, Sequence[str]]) -> list[Row]:

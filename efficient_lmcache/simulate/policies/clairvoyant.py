@@ -59,21 +59,21 @@ class ClairvoyantTier(ExclusiveTier):
         return -self._place[users[-1]] if users else -_NEVER, -self._depth[key]
 
     def _makes_room(self, key: int) -> bool:
-        return self._nearness(key)[0] != -_NEVER and super()._makes_room(key)
-
-    def _is_awaited(self, key: int) -> bool:
-        # What a call is about to restore need not be held until it is: a bound.
-        return False
+        return (self._nearness(key)[0] != -_NEVER or self._is_awaited(key)) and super()._makes_room(key)
 
     def _victim(self, key: int) -> int | None:
-        spare = self._latest_spare()
-        while self._furthest:
-            *nearness, victim = self._furthest[0]
-            if victim in self.sole and tuple(nearness) == self._nearness(victim):
-                if nearness[0] == -_NEVER:
-                    return victim
-                if spare is not None:
-                    return spare
-                return victim if tuple(nearness) < self._nearness(key) else None
-            heapq.heappop(self._furthest)
-        return spare
+        spare, nearness, victim = self._latest_spare(), (0, 0), None
+        awaited = []
+        while self._furthest and victim is None:
+            entry = self._furthest[0]
+            if entry[2] not in self.sole or entry[:2] != self._nearness(entry[2]):
+                heapq.heappop(self._furthest)
+            elif self._is_awaited(entry[2]):
+                awaited.append(heapq.heappop(self._furthest))
+            else:
+                nearness, victim = entry[:2], entry[2]
+        for entry in awaited:
+            heapq.heappush(self._furthest, entry)
+        if spare is not None and nearness[0] != -_NEVER:
+            return spare
+        return victim if nearness < self._nearness(key) or self._is_awaited(key) else None
