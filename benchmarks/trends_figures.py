@@ -20,8 +20,9 @@ def write_figures(rows: list[Row], directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     if select(rows, "cliff"):
         _save(_cliffs(rows), directory / "simulator-cliffs.png")
+    if select(rows, "tier"):
         _save(_tiers(rows), directory / "simulator-tiers.png")
-    if select(rows, "link"):
+    if all(select(rows, study) for study in ("retention", "routing", "link")):
         _save(_cluster(rows), directory / "simulator-cluster.png")
 
 
@@ -57,8 +58,8 @@ def _tiers(rows: list[Row]) -> Any:
             axis.plot(*_columns(sweep, "agents", "hit_rate"), style, color=color, label=label)
             if published := TIERS[server, ratio, policy]:
                 axis.plot(*zip(*published.items(), strict=True), color=color, **_MARK)
-        axis.set(title=f"{server} (crosses: source)", xlabel="agents at once", ylim=(0.3, 1))
-        axis.legend(fontsize=8, title="host tier")
+        axis.set(title=f"{server} (crosses: source)", xlabel="agents at once", ylim=(0, 1))
+        axis.legend(fontsize=8, title="host tier", loc="lower left")
     axes[0].set_ylabel("hit rate")
     return figure
 

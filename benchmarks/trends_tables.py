@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 import trends_one_gpu as one_gpu
@@ -60,11 +61,20 @@ def cliff(sweep: Iterable[Row]) -> float:
     return float("inf")
 
 
-def gpu_tables(rows: list[Row]) -> Iterator[str]:
-    """One GPU."""
-    for table in (_cliff_table, _queue_table, _sharing_table, _salt_table, _tier_table):
-        yield from table(rows)
-        yield ""
+def tables(rows: list[Row]) -> Iterator[str]:
+    """Those of the studies that are there."""
+    for study, table in {
+        "cliff": _cliff_table,
+        "sharing": _sharing_table,
+        "salt": _salt_table,
+        "tier": _tier_table,
+        "retention": _retention_table,
+        "routing": _routing_table,
+        "link": _link_table,
+    }.items():
+        if select(rows, study):
+            yield from table(rows)
+            yield ""
 
 
 def _cliff_table(rows: list[Row]) -> Iterator[str]:
@@ -74,12 +84,10 @@ def _cliff_table(rows: list[Row]) -> Iterator[str]:
         sweep = select(rows, "cliff", server=key[0], traffic=key[1])
         pool = next(s.pool_tokens for s in (one_gpu.QWEN3_8B, one_gpu.QWEN35_9B) if s.name == key[0])
         shared = one_gpu.SYSTEM_TOKENS if key[1] == "synthetic" else 0
-        napkin = one_gpu.napkin(pool, sweep[0]["context_tokens"], shared)
+        napkin = one_gpu.napkin(pool, fmean(row["context_tokens"] for row in sweep), shared)
         points = "; ".join(_pair(agents, value, sweep) for agents, value in published.items())
         yield f"| {key[0]}, {key[1]} | {NAPKINS[key]} | {napkin:.1f} | {cliff(sweep):.1f} | {points} |"
-
-
-def _queue_table(rows: list[Row]) -> Iterator[str]:
+    yield ""
     yield "| past the cliff | running: source → simulated | median wait, s: source → simulated |"
     yield "|---|---|---|"
     for (server, traffic, agents), running in RUNNING.items():
@@ -121,13 +129,6 @@ def _pair(agents: int, published: float | None, sweep: list[Row]) -> str:
     return f"{agents}: {source} → {row['hit_rate']:.0%}"
 
 
-def cluster_tables(rows: list[Row]) -> Iterator[str]:
-    """The cluster."""
-    for table in (_retention_table, _routing_table, _link_table):
-        yield from table(rows)
-        yield ""
-
-
 def _retention_table(rows: list[Row]) -> Iterator[str]:
     yield "| retention | token hit rate | p99 TTFT, s | p90 latency, s | tokens/s | held a node, TB |"
     yield "|---|---|---|---|---|---|"
@@ -139,13 +140,14 @@ def _retention_table(rows: list[Row]) -> Iterator[str]:
 
 
 def _routing_table(rows: list[Row]) -> Iterator[str]:
-    yield "| sessions/h/node | cache, route | request hits | imbalance | running | p90 latency, s | tok/s | held, TB |"
+    yield "| sessions/h | cache, route | hits, near hits | imbalance | running | p90 latency, s | tok/s | held, TB |"
     yield "|---|---|---|---|---|---|---|---|"
     for row in select(rows, "routing"):
         name = f"{'shared' if row['shared'] else 'local'}, by {row['route']}"
         yield (
-            f"| {row['per_hour_and_node']:.1f} | {name} | {row['request_hit_rate']:.0%} | {row['imbalance']:.2f} "
-            f"| {row['running']:.1f} | {row['latency_p90_s']:.1f} | {row['output_per_s']:.1f} | {row['held_tb']:.2f} |"
+            f"| {row['per_hour_and_node']:.1f} | {name} | {row['request_hit_rate']:.0%}, {row['near_hit_rate']:.0%} "
+            f"| {row['imbalance']:.2f} | {row['running']:.1f} | {row['latency_p90_s']:.1f} "
+            f"| {row['output_per_s']:.1f} | {row['held_tb']:.2f} |"
         )
 
 
