@@ -6,7 +6,7 @@
         --out policies.json --figures docs/images [--study NAME ...] [--processes 2]
 
 DATA holds traces/ with the recordings. Rows that the output file already has are not simulated again; a file from other
-code must be removed first. Some ten minutes on two cores.
+code must be removed first. Some twenty minutes of one core.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main() -> None:
             _write(arguments.out, rows)
             progress.advance(bar)
     print(table(rows))
-    print(f"\n{verdict_table(rows)}")
+    print(f"\n{makespan_table(rows)}\n\n{verdict_table(rows)}")
     if arguments.figures:
         draw(rows, arguments.figures)
 
@@ -188,7 +188,8 @@ def table(rows: list[Row]) -> str:
         lines.append("|---" * (len(GAMMAS) + 1) + "|")
         for rule in RULES:
             values = [_cell(cells.get((rule, gamma_h))) for gamma_h in GAMMAS]
-            lines.append(f"| {rule} | " + " | ".join(values) + " |")
+            if any(values):
+                lines.append(f"| {rule} | " + " | ".join(values) + " |")
     return "\n".join(lines)
 
 
@@ -196,6 +197,18 @@ def _cell(row: Row | None) -> str:
     if row is None:
         return ""
     return f"{row.computed_prefill_tokens / 1e6:.2f} <sub>{row.stored_tokens_per_rank / 1e6:.1f}</sub>"
+
+
+def makespan_table(rows: list[Row]) -> str:
+    """Makespans in minutes, as Markdown."""
+    shown = {0.57, 1.4, 4.0}
+    rules = [rule for rule in _COLOURS if rule not in ("server-lazy", CLAIRVOYANT)]
+    lines = ["| workload | γ_H | " + " | ".join(rules) + " |", "|---" * (len(rules) + 2) + "|"]
+    minutes = {(row.study, row.gamma_h, row.rule): row.makespan_s / 60 for row in rows}
+    for study, gamma_h in dict.fromkeys((row.study, row.gamma_h) for row in rows if row.gamma_h in shown):
+        cells = [f"{minutes[study, gamma_h, rule]:.1f}" if (study, gamma_h, rule) in minutes else "" for rule in rules]
+        lines.append(f"| {study} | {gamma_h:g} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def verdict_table(rows: list[Row]) -> str:
@@ -244,6 +257,8 @@ def draw(rows: list[Row], directory: Path) -> None:
                 [row.gamma_h for row in mine],
                 [row.computed_prefill_tokens / 1e6 for row in mine],
                 color=colour,
+                marker="o",
+                markersize=3,
                 linewidth=2.6 if rule == RECOMMENDED else 1.4,
                 linestyle="--" if rule == CLAIRVOYANT else "-",
                 label=rule,
