@@ -5,7 +5,7 @@
     one GPU     session cliffs, inclusive and exclusive host tiers, what a salt costs  (trends_one_gpu)
     cluster     retention, local and shared caches under two routers, the link's bandwidth  (trends_cluster)
 
-A few minutes on two cores. Tables are printed as they stand in docs/simulator-trends.md.
+Three minutes on two cores. Tables are printed as they stand in docs/simulator-trends.md.
 """
 
 from __future__ import annotations
