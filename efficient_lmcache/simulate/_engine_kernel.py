@@ -64,7 +64,7 @@ def advance(engine: Engine, calls: Calls, costs: StepCosts, until_s: float) -> i
         if state.in_flight:
             _complete(engine, calls)
         if planned:
-            _launch(engine, costs, planned)
+            _launch(engine, calls, costs, planned)
             if not engine.plans_ahead:
                 _complete(engine, calls)
         if state.finished or state.filled or 2 * state.evicted > len(engine.evicted):
@@ -202,13 +202,15 @@ def _plan(engine: Engine, calls: Calls) -> int:
 
 
 @compiled
-def _launch(engine: Engine, costs: StepCosts, planned: int) -> None:
-    """The planned step begins."""
+def _launch(engine: Engine, calls: Calls, costs: StepCosts, planned: int) -> None:
+    """The planned step begins; what it computes is computed, even for a call that is preempted meanwhile."""
     state = engine.state[0]
     tokens = pairs = contexts = 0
     for entry in range(planned):
         new, known = engine.planned[1, entry], engine.planned[2, entry]
         engine.flight[:, entry] = engine.planned[:, entry]
+        prompt_left = calls.prompt_tokens[engine.planned[0, entry]] - known
+        state.prefilled_tokens += max(min(new, prompt_left), 0)
         tokens += new
         pairs += new * known + new * (new + 1) // 2
         contexts += known + new
@@ -235,7 +237,6 @@ def _complete(engine: Engine, calls: Calls) -> None:
             continue
         prompt_tokens = calls.prompt_tokens[call]
         if known < prompt_tokens:
-            state.prefilled_tokens += min(new, prompt_tokens - known)
             engine.filled[0, state.filled], engine.filled[1, state.filled] = call, known + new
             state.filled += 1
         if known + new == prompt_tokens + calls.produced_tokens[call]:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 pytest.importorskip("numba", reason="needs the extra sizing")
@@ -32,6 +32,7 @@ def run(workload: Workload, deployed: Deployment, chunks: int = 0, admission: st
 
 
 @compiles
+@example([[(1, 1), (1, 1)], [(1, 1), (15, 1)]], 0, 0, "none", False, 1)
 @given(any_tasks, st.integers(0, 200), st.integers(0, 40), admissions, st.booleans(), st.integers(1, 3))
 def test_every_prompt_token_is_computed_restored_or_found_and_every_event_follows_its_cause(
     tasks, spare_tokens, chunks, admission, reserves_prompt, engines
