@@ -110,12 +110,10 @@ def compare_run(path: Path, trace: Path, workload: Workload, model: Path, costs:
 
 
 def _admission(name: str, options: dict[str, Any]) -> Admission:
-    given = {
-        "write_threshold_chunks": options["write_threshold_chunks"],
-        "occupancy_threshold": options["occupancy_threshold"],
-        "activity_window_s": options["activity_window_s"],
-    }
-    return Admission("none" if name == RECOMPUTE else name, **{key: value for key, value in given.items() if value})
+    names = ("write_threshold_chunks", "occupancy_threshold", "activity_window_s")
+    # 0 is a value, None the default's place.
+    given = {key: options[key] for key in names if options[key] is not None}
+    return Admission("none" if name == RECOMPUTE else name, **given)
 
 
 def _call_numbers(trace: Path, workload: Workload) -> dict[str, Ints]:

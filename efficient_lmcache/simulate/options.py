@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from efficient_lmcache.core.footprint import load_config
+from efficient_lmcache.replay.rundir import read_record
 from efficient_lmcache.simulate.against_run import Comparison, compare_run
 from efficient_lmcache.simulate.costs import Costs, ModelShape, costs
 from efficient_lmcache.simulate.deployment import Configuration, Deployment
@@ -89,7 +89,7 @@ def prepare(options: SimulateOptions) -> Inputs:
         route=options.route,
         shared_tier=options.shared_tier,
     )
-    workload = _workload(options, trace, options.chunk_tokens)
+    workload = _workload(options, trace, options.chunk_tokens, options.gpu_block_tokens)
     return Inputs(workload, deployment, configurations)
 
 
@@ -106,12 +106,10 @@ def comparisons(
     workloads: dict[tuple[int, int], Workload] = {}
     for done, run in enumerate(runs):
         progress(done)
-        recorded = _recorded_options(run)
+        recorded = read_record(run)["options"]
         sizes = recorded["chunk_tokens"], recorded["block_tokens"]
         if sizes not in workloads:
-            workloads[sizes] = open_workload(
-                trace, sizes[0], gpu_block_tokens=sizes[1], most_block_references=_MOST_BLOCK_REFERENCES
-            )
+            workloads[sizes] = _workload(options, trace, *sizes)
         yield compare_run(run, trace, workloads[sizes], model, made)
 
 
@@ -127,13 +125,13 @@ def _costs(options: SimulateOptions, shape: ModelShape) -> Costs:
     return costs(load_profile(options.profile, options.profiles, options.hardware), shape, options.ranks)
 
 
-def _workload(options: SimulateOptions, trace: Path, chunk_tokens: int) -> Workload:
+def _workload(options: SimulateOptions, trace: Path, chunk_tokens: int, gpu_block_tokens: int) -> Workload:
     return open_workload(
         trace,
         chunk_tokens,
         tokenizer=options.tokenizer,
         skip_bad=options.skip_bad,
-        gpu_block_tokens=options.gpu_block_tokens,
+        gpu_block_tokens=gpu_block_tokens,
         most_block_references=_MOST_BLOCK_REFERENCES,
     )
 
@@ -157,11 +155,3 @@ def _gib(text: str) -> float:
     if not 0 <= value < math.inf:
         raise ValueError(f"--host-gib has {text.strip()!r}; give numbers >= 0 with commas between them")
     return value
-
-
-def _recorded_options(run: Path) -> dict[str, Any]:
-    try:
-        options: dict[str, Any] = json.loads((run / "run.json").read_text())["options"]
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{run / 'run.json'}: cannot be read ({error})") from error
-    return options
