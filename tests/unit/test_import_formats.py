@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import shutil
 from pathlib import Path
 
 import pytest
+import zstandard
 from test_import_golden import BLOCKS, FILES, GOLDEN, TEXT
 from typer.testing import CliRunner, Result
 
@@ -58,6 +62,55 @@ def test_files_of_no_format_are_refused_with_those_there_are(content: str | None
     result = run_import(tmp_path / "f.jsonl", tmp_path / "t")
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: {tmp_path / 'f.jsonl'}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("packed", "name"),
+    [
+        (zstandard.compress(b'{"requests": []}'), "zstd"),
+        (bz2.compress(b"{}"), "bzip2"),
+        (lzma.compress(b"{}"), "xz"),
+        (b"PK\x03\x04", "zip"),
+        (b"PAR1", "Parquet"),
+    ],
+)
+def test_packed_files_that_are_not_read_are_named(packed: bytes, name: str, tmp_path: Path) -> None:
+    (tmp_path / "f.jsonl").write_bytes(packed)
+    result = run_import(tmp_path / "f.jsonl", tmp_path / "t")
+    assert result.exit_code == 2
+    assert f"f.jsonl: is a {name} file; plain and gzip ones are read, so unpack it first" in result.stderr
+
+
+def test_a_record_may_be_written_over_several_lines(tmp_path: Path) -> None:
+    session = json.loads(source_of("weka").read_text().splitlines()[0])
+    indented = "\ufeff" + json.dumps(session, indent=1).replace("\n", "\r\n")
+    for name, content in (("lines.jsonl", json.dumps(session)), ("indented.json", indented)):
+        (tmp_path / name).write_text(content, newline="")
+        import_recording(tmp_path / name, tmp_path / f"{name}.trace")
+    with TraceReader(tmp_path / "lines.jsonl.trace") as left, TraceReader(tmp_path / "indented.json.trace") as right:
+        assert left.tasks == right.tasks
+    (tmp_path / "cut.json").write_text(indented[:-9])
+    assert "cut.json: not JSON" in run_import(tmp_path / "cut.json", tmp_path / "t").stderr
+
+
+@pytest.mark.parametrize("name", ["repo__bug-1.traj.gz", "repo__bug-1.json"])
+def test_a_swe_agent_trajectory_is_told_from_its_fields(name: str, tmp_path: Path) -> None:
+    content = (GOLDEN / "swe-agent" / "repo__bug-1.traj").read_bytes()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert detect(tmp_path / name) == "swe-agent"
+    import_recording(tmp_path / name, tmp_path / "t", tokenizer="bpe:300")
+    with TraceReader(tmp_path / "t") as reader:
+        assert [task.task_id for task in reader.tasks] == ["repo__bug-1"]
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "message"), [(10**400, "is 1000.*no time exceeds 1e.20"), (1e308, r"is 1e.308; no time exceeds")]
+)
+def test_times_beyond_any_clock_are_refused(timestamp: float, message: str, tmp_path: Path) -> None:
+    request = {"timestamp": timestamp, "input_length": 1, "output_length": 1, "hash_ids": [1]}
+    (tmp_path / "f.jsonl").write_text(json.dumps(request))
+    with pytest.raises(ValueError, match=rf"f\.jsonl: line 1: timestamp {message}"):
+        import_recording(tmp_path / "f.jsonl", tmp_path / "t")
 
 
 def test_a_directory_without_a_recording_is_refused(tmp_path: Path) -> None:
@@ -138,6 +191,37 @@ def test_malformed_completions_are_named(change: dict[str, object], message: str
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     with pytest.raises(ValueError, match=message):
         list(completions_tasks(tmp_path / "c"))
+
+
+def test_a_history_without_responses_has_what_its_actions_say(tmp_path: Path) -> None:
+    """As OpenHands wrote them before function calling."""
+
+    def event(source: str, **more: object) -> dict[str, object]:
+        return {"source": source, "message": "a gloss for people", **more}
+
+    events = [
+        event("user", action="message", args={"content": "Fix it."}),
+        event("user", action="recall", args={"query": "Fix it."}),
+        event("environment", action="change_agent_state", args={"agent_state": "running"}),
+        event("agent", action="run", args={"command": "ls", "thought": "I look.", "blocking": False}),
+        event("agent", observation="run", content="a.py"),
+        event("agent", action="null", args={}),
+        event("agent", action="finish", args={"outputs": {}, "thought": ""}),
+    ]
+    (tmp_path / "output.jsonl").write_text(json.dumps({"instance_id": "a", "history": events}))
+    (task,) = history_tasks(tmp_path / "output.jsonl")
+    assert [call.response for call in task.calls] == ["I look.\nls", "a gloss for people"]
+    assert list(task.calls[0].messages) == [("user", "Fix it.")]
+
+
+def test_a_model_that_only_thought_has_no_text_in_later_prompts(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "openhands-completions", tmp_path / "c")
+    file = tmp_path / "c" / "repo__bug-1" / "m-1735689609.5.json"
+    record = json.loads(file.read_text())
+    record["messages"].append({"role": "assistant", "content": None, "tool_calls": None})
+    file.write_text(json.dumps(record))
+    (task,) = completions_tasks(tmp_path / "c")
+    assert task.calls[1].messages[-1] == ("assistant", "")
 
 
 def test_a_history_that_does_not_tell_its_prompts_is_refused(tmp_path: Path) -> None:

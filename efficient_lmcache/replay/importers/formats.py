@@ -17,6 +17,7 @@ _PROBED_LINES = 100
 _FIELDS = {
     "mooncake": {"hash_ids", "input_length"},
     "weka": {"requests"},
+    "swe-agent": {"trajectory", "history"},
     "openhands-history": {"history"},
     "mini-swe-agent": {"messages"},
 }

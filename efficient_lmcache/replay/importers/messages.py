@@ -8,6 +8,8 @@ from typing import Any
 from efficient_lmcache.replay.importers import records
 from efficient_lmcache.replay.importers.records import RecordError
 
+_ASSISTANT = "assistant"
+
 
 def role_and_text(row: dict[str, Any], where: str) -> tuple[str, str]:
     """A message's role and text; RecordError names the field that is malformed, as all functions here."""
@@ -20,8 +22,8 @@ def message_text(row: dict[str, Any], where: str) -> str:
     tool_calls = optional(row, "tool_calls", list, where) or []
     if isinstance(content, list):
         content = "".join(_part(part, f"{where}.content[{number}]") for number, part in enumerate(content))
-    if content is None and tool_calls:
-        content = ""
+    if content is None and (tool_calls or row.get("role") == _ASSISTANT):
+        content = ""  # a model that only called tools, or only thought
     if not isinstance(content, str):
         raise RecordError(f"{where}.content must be text or a list of text parts, not {type(content).__name__}")
     for number, call in enumerate(tool_calls):
@@ -30,10 +32,7 @@ def message_text(row: dict[str, Any], where: str) -> str:
             raise RecordError(f"{where}.tool_calls[{number}].function must be an object with a name")
         shown = json.dumps({"name": function["name"], "arguments": function.get("arguments")}, ensure_ascii=False)
         content += f"\n<tool_call>\n{shown}\n</tool_call>"
-    try:
-        content.encode("utf-8")  # which a JSON escape such as \ud800 cannot be
-    except UnicodeEncodeError as error:
-        raise RecordError(f"{where}: its text is not Unicode: {error}") from error
+    records.check_unicode(content, f"{where}: its text")
     return content
 
 
@@ -50,6 +49,6 @@ def optional(row: dict[str, Any], key: str, kind: type | tuple[type, ...], where
     names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
         raise RecordError(f"{where}.{key} must be {names}, not {type(value).__name__}")
-    if isinstance(value, (int, float)) and not 0 <= value < float("inf"):
-        raise RecordError(f"{where}.{key} is {value}; it must be a finite number >= 0")
+    if isinstance(value, (int, float)) and not 0 <= value <= records.LARGEST_TIME:
+        raise RecordError(f"{where}.{key} is {value}; it must be a number from 0 to {records.LARGEST_TIME:g}")
     return value

@@ -21,6 +21,8 @@ from efficient_lmcache.replay.importers.records import RecordError
 from efficient_lmcache.replay.importers.trajectory_files import Message, Trajectory
 
 _UNSENT_OBSERVATIONS = ("agent_state_changed", "null")
+_UNSENT_ACTIONS = ("change_agent_state", "condensation_request", "null", "recall")
+_SAID_ARGUMENTS = ("thought", "content", "command", "code", "url", "browser_actions", "final_thought")
 _SOURCES = ("agent", "user", "environment")
 _COMPLETIONS = "llm_completions"
 
@@ -94,14 +96,12 @@ def _event_message(event: dict[str, Any], response: Any, is_tool: bool, where: s
         role, content = "system", _argument(event, "content", where)
     elif source == "user":
         role, content = "user", _argument(event, "content", where) if event.get("action") == "message" else None
+    elif source == "environment" or event.get("action") in _UNSENT_ACTIONS:
+        return None
     else:
         role = "assistant"
-        content = (
-            _response_text(response, f"{where}: model_response")
-            if response
-            else _argument(event, "content", where) or event.get("message")
-        )
-    if not content:
+        content = _response_text(response, f"{where}: model_response") if response else _said(event, where)
+    if not content and not (role == "assistant" and response):
         return None
     _, text = role_and_text({"role": role, "content": content}, where)
     return Message(role, text, _timestamp_s(event, where), created_s=None, completion_tokens=None)
@@ -120,6 +120,12 @@ def _completion_tokens(response: Any, where: str) -> int | None:
     if usage.get("completion_tokens") is None:
         return None
     return records.integer(usage, "completion_tokens", f"{where}: usage")
+
+
+def _said(event: dict[str, Any], where: str) -> Any:
+    """What the model said, where its response is not recorded (before function calling): a thought, then what to do."""
+    said = [each for name in _SAID_ARGUMENTS if isinstance(each := _argument(event, name, where), str) and each]
+    return "\n".join(said) or event.get("message")
 
 
 def _argument(event: dict[str, Any], name: str, where: str) -> Any:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import zlib
 from collections.abc import Callable, Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,7 +22,18 @@ from efficient_lmcache.core.references import Ints
 Progress = Callable[[int, int], None]
 """Called with how much of the recording is read, and how much there is."""
 
+LARGEST_TIME = 1e20
+"""In any unit; beyond it sums of times are no numbers any more. Nanoseconds since 1970 are below 1e19."""
+
 _GZIP_MAGIC = b"\x1f\x8b"
+_UNREAD_MAGICS = {
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ": "xz",
+    b"BZh": "bzip2",
+    b"PK\x03\x04": "zip",
+    b"PAR1": "Parquet",
+}
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class RecordingError(ValueError):
@@ -34,14 +47,18 @@ class RecordError(RecordingError):
 def lines(path: Path, progress: Progress | None = None) -> Iterator[tuple[str, bytes]]:
     """Every non-empty line with "file: line number"; `progress` counts the file's bytes.
 
-    Raises RecordingError where the file cannot be read on, naming the last line that could.
+    A file that is one object written over several lines comes whole, with "file". Raises RecordingError where the file
+    cannot be read on, naming the last line that could.
     """
     number = 0
     try:
         total = path.stat().st_size
         with path.open("rb") as raw:
-            for number, line in enumerate(_decompressed(raw), start=1):
-                if line.strip():
+            stream = _decompressed(raw, path)
+            for number, line in enumerate(stream, start=1):
+                if number == 1 and _goes_on(line, stream):
+                    yield str(path), line + stream.read()
+                elif line.strip():
                     yield f"{path}: line {number}", line
                 if progress is not None:
                     progress(raw.tell(), total)
@@ -49,10 +66,18 @@ def lines(path: Path, progress: Progress | None = None) -> Iterator[tuple[str, b
         raise RecordingError(f"{path}: cannot be read after line {number}: {error}") from error
 
 
-def _decompressed(raw: BinaryIO) -> BinaryIO:
-    is_gzip = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+def _goes_on(first: bytes, stream: BufferedReader) -> bool:
+    """Whether a first line opens an object and nothing else, whose fields follow."""
+    return first.removeprefix(_BYTE_ORDER_MARK).strip() == b"{" and stream.peek(1).lstrip().startswith(b'"')
+
+
+def _decompressed(raw: BufferedReader, path: Path) -> BufferedReader:
+    head = raw.read(8)
     raw.seek(0)
-    return cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gzip else raw
+    for magic, name in _UNREAD_MAGICS.items():
+        if head.startswith(magic):
+            raise RecordingError(f"{path}: is a {name} file; plain and gzip ones are read, so unpack it first")
+    return cast(BufferedReader, gzip.GzipFile(fileobj=raw)) if head.startswith(_GZIP_MAGIC) else raw
 
 
 def parse_object(line: bytes, where: str) -> dict[str, Any]:
@@ -88,7 +113,16 @@ def text(record: dict[str, Any], field: str, where: str) -> str:
     value = record.get(field)
     if not isinstance(value, str) or not value:
         raise RecordError(f"{where}: {field} must be a non-empty text, not {_kind(value)}")
+    check_unicode(value, f"{where}: {field}")
     return value
+
+
+def check_unicode(value: str, where: str) -> None:
+    """RecordError for a text with half of a surrogate pair, as the JSON escape \\ud800: no encoding has it."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RecordError(f"{where} is not Unicode: {error}") from error
 
 
 def integer(record: dict[str, Any], field: str, where: str, least: int = 0) -> int:
@@ -106,6 +140,8 @@ def seconds(record: dict[str, Any], field: str, where: str, *, required: bool = 
         return math.nan
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
         raise RecordError(f"{where}: {field} must be a finite number >= 0, not {_kind(value)}")
+    if value > LARGEST_TIME:
+        raise RecordError(f"{where}: {field} is {_kind(value)}; no time exceeds {LARGEST_TIME:g}")
     return float(value)
 
 
@@ -142,9 +178,17 @@ def _kind(value: Any) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object that a file holds."""
+    """The JSON object that a file holds, plain or gzip."""
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise RecordingError(f"{path}: cannot be read: {error.strerror}") from error
+        with path.open("rb") as raw:
+            content = _decompressed(raw, path).read()
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RecordingError(f"{path}: cannot be read: {reason}") from error
     return parse_object(content, str(path))
+
+
+def stem(path: Path) -> str:
+    """A file's name without what its format and packing add: a task's, where no field names it."""
+    name = path.name.removesuffix(".gz").removesuffix(".json").removesuffix(".traj")
+    return os.fsencode(name).decode("utf-8", "replace")

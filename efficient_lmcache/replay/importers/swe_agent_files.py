@@ -43,7 +43,7 @@ def read_attempts(file: Path) -> Iterator[TextTask]:
     """
     where = str(file)
     record = records.read_object(file)
-    name = file.name.removesuffix(SUFFIX)
+    name = records.stem(file)
     if not record.get("attempts"):
         yield _task(record, name, where)
         return
