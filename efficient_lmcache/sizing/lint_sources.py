@@ -8,6 +8,7 @@ from pathlib import Path
 
 from efficient_lmcache.replay import trace
 from efficient_lmcache.replay.importers.records import RecordError, RecordingError
+from efficient_lmcache.replay.importers.tasks import UniqueNames
 from efficient_lmcache.replay.tokenizers import ALLOWED, Tokenizer, load_tokenizer
 from efficient_lmcache.sizing.lint import Report, lint_calls
 from efficient_lmcache.sizing.lint_break import Call
@@ -54,10 +55,12 @@ def lint_recording(
 
 def _lint_tokens(stream: TokenRecording, skip_bad: bool) -> Report:
     skipped = 0
+    names = UniqueNames()
 
     def calls() -> Iterator[tuple[str, Call]]:
         nonlocal skipped
-        for task, recorded in stream.tasks():
+        for name, recorded in stream.tasks():
+            task = names.of(name)
             try:
                 whole = list(recorded)
             except (trace.TraceError, RecordError):

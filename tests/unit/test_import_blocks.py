@@ -165,7 +165,6 @@ def asked(t: float, tokens: int, ids: list[int], **more: Any) -> Row:
     [
         ([weka("a", [asked(0, 9, [1, 2])]), weka("b", [asked(0, 9, [1])])], r"line 2: requests\[0\]: hash_ids has 1"),
         ([weka("a", [asked(0, 9, [1, 2])], block_size=0)], "line 1: block_size must be an integer >= 1, not 0"),
-        ([weka("a", [asked(0, 9, [1, 2])])] * 2, "line 2: task 'a' occurs twice"),
         ([weka("a", [])], "has no call to import"),
         ([weka("a", [asked(0, 9, [1, 2], out=1 << 40)])], "line 1: an output has 1099511627776 tokens; at most"),
         ([weka("a", [asked(0, 9, [])], block_size=1 << 40)], "line 1: a block has 1099511627776 tokens; at most"),

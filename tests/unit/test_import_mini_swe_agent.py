@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from efficient_lmcache.replay.describe import describe
+from efficient_lmcache.replay.importers import mini_swe_agent
 from efficient_lmcache.replay.importers.importing import import_recording
 from efficient_lmcache.replay.importers.tasks import DECODE_TOKENS_PER_S
 from efficient_lmcache.replay.trace import Call, Tokens, TraceReader
@@ -126,6 +127,46 @@ def test_version_2_files_with_tool_calls_and_timestamps_are_read(tmp_path: Path)
     assert bytes_of(second.prompt_tokens)[: len(known)] == known
 
 
+def test_answers_of_the_responses_api_are_read_as_chat_messages(tmp_path: Path) -> None:
+    def answered(text: str, command: str, timestamp: float) -> Row:
+        said = {"type": "message", "content": [{"type": "output_text", "text": text, "annotations": []}]}
+        call = {"type": "function_call", "call_id": "1", "name": "bash", "arguments": json.dumps({"command": command})}
+        output = [{"type": "reasoning", "summary": [], "encrypted_content": "x"}, said, call]
+        usage = {"input_tokens": 9, "output_tokens": 90}
+        extra = {"actions": [], "timestamp": timestamp}
+        return {"object": "response", "created_at": 5, "output": output, "usage": usage, "extra": extra}
+
+    observed = {"type": "function_call_output", "call_id": "1", "output": "a.py", "extra": {"timestamp": 12.5}}
+    refused = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Call a tool."}]}
+    messages = [*task()["messages"][:2], answered("Look.", "ls", 10.0), observed, refused, answered("End.", "x", 20.0)]
+    (tmp_path / "one.traj.json").write_text(json.dumps({"messages": messages}))
+    (read,) = mini_swe_agent.tasks(tmp_path / "one.traj.json")
+    first, second = read.calls
+    tool_call = '\n<tool_call>\n{"name": "bash", "arguments": "{\\"command\\": \\"ls\\"}"}\n</tool_call>'
+    assert first.response == f"Look.{tool_call}"
+    assert second.messages[2:] == [("assistant", first.response), ("tool", "a.py"), ("user", "Call a tool.")]
+    assert first.start_s == 5
+
+
+@pytest.mark.parametrize("name", ["bug-1.traj.json", "bug-1.json", "bug-1.traj.json.gz", "bug-1.json.gz"])
+def test_a_file_of_one_trajectory_may_be_indented_and_compressed(name: str, tmp_path: Path) -> None:
+    written = json.dumps({**version_2_task(), "info": {"a": 1}}, indent=2).encode()
+    (tmp_path / name).write_bytes(gzip.compress(written) if name.endswith(".gz") else written)
+    import_recording(tmp_path / name, tmp_path / "t", tokenizer=BPE)
+    assert list(calls_of(tmp_path / "t")) == ["bug-1"]
+
+
+def test_intervals_that_nothing_tells_are_0_and_counted(tmp_path: Path) -> None:
+    untimed = task("task-b")
+    for message in untimed["messages"]:
+        message.pop("extra", None)
+    import_recording(write_lines(tmp_path / "runs.jsonl", [task(), untimed]), tmp_path / "t", tokenizer=BPE)
+    assert [call.interval_s for call in calls_of(tmp_path / "t")["task-b"]] == [0.0, 0.0]
+    with TraceReader(tmp_path / "t") as reader:
+        assert reader.manifest.history[0]["unknown_intervals"] == 1
+        assert any("any other that the recording does not tell, is 0" in each for each in reader.manifest.assumptions)
+
+
 def test_plain_lines_and_compressed_lines_give_the_same_tasks(source: Path, tmp_path: Path) -> None:
     plain = tmp_path / "runs.jsonl"
     plain.write_bytes(gzip.decompress(source.read_bytes()))
@@ -210,15 +251,19 @@ def changed(index: int, **fields: Any) -> Row:
         (changed(1, role="robot"), r"line 2: messages\[1\].role is 'robot'; allowed are system"),
         (changed(1, content=None), r"line 2: messages\[1\].content must be text or a list of text parts, not NoneType"),
         (changed(1, content=[{"type": "image_url"}]), r"messages\[1\].content\[0\] is of type 'image_url'"),
-        (changed(1, object="response"), r"messages\[1\] is an OpenAI Responses-API object"),
+        (changed(1, object="response"), r"messages\[1\]: output must be a list of objects, not None"),
+        (
+            changed(2, object="response", output=[{"type": "message"}]),
+            r"output\[0\]: content must be a list of objects",
+        ),
         (changed(2, extra=[]), r"messages\[2\].extra must be dict, not list"),
         (
             changed(2, extra={"response": {"created": "now"}}),
             r"messages\[2\].extra.response.created must be int or float",
         ),
         (changed(2, tool_calls=[{"id": 1}]), r"messages\[2\].tool_calls\[0\].function must be an object with a name"),
-        (changed(2, extra={}), r"line 2: messages\[2\] and messages\[4\] need timestamps, or extra.response with"),
-        (task("task-a"), "line 2: task 'task-a' occurs twice"),
+        (changed(2, extra={"timestamp": 10**400}), r"messages\[2\].timestamp is 1000.*; it must be a number from 0 to"),
+        ({**task(), "instance_id": "\ud800"}, "line 2: instance_id is not Unicode"),
     ],
 )
 def test_malformed_records_name_file_line_and_field(tmp_path: Path, bad: Any, message: str) -> None:

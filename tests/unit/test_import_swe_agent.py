@@ -12,6 +12,8 @@ from imported_traces import calls_of
 from efficient_lmcache.replay.importers.importing import import_recording
 from efficient_lmcache.replay.importers.records import RecordError
 from efficient_lmcache.replay.importers.swe_agent import tasks
+from efficient_lmcache.replay.trace import TraceReader
+from efficient_lmcache.sizing.lint_sources import lint_recording
 from efficient_lmcache.sizing.profile import profile
 from efficient_lmcache.sizing.streams import open_stream
 
@@ -105,9 +107,27 @@ def test_malformed_files_are_named_with_their_field(record: Any, message: str, t
     assert len(skipped) == 1
 
 
-def test_names_that_occur_twice_are_refused(tmp_path: Path) -> None:
+def test_attempts_of_one_name_are_numbered_and_counted(tmp_path: Path) -> None:
     for run in ("one", "two"):
         (tmp_path / run).mkdir()
-        written(tmp_path / run / "a.traj", NEW)
-    with pytest.raises(ValueError, match=r"two/a\.traj: task 'a' occurs twice"):
-        import_recording(tmp_path, tmp_path / "t", tokenizer=BPE)
+        written(tmp_path / run / "a.traj", NEW if run == "two" else OLD)
+    written(tmp_path / "two" / "a#2.traj", OLD)
+    import_recording(tmp_path, tmp_path / "t", tokenizer=BPE)
+    expected = {"a": 2, "a#2": 2, "a#3": 4}
+    assert {name: len(calls) for name, calls in calls_of(tmp_path / "t").items()} == expected
+    with TraceReader(tmp_path / "t") as reader:
+        assert reader.manifest.history[0]["repeated_names"] == 1
+    for seed in range(3):  # a sample's names are the whole recording's
+        import_recording(tmp_path, tmp_path / "u", tokenizer=BPE, tasks=1, seed=seed)
+        ((name, calls),) = calls_of(tmp_path / "u").items()
+        assert len(calls) == expected[name]
+
+
+def test_attempts_of_one_name_are_linted_apart(tmp_path: Path) -> None:
+    for run in ("one", "two"):
+        (tmp_path / run).mkdir()
+        written(tmp_path / run / "a.traj", OLD)
+    report, _ = lint_recording(tmp_path, tokenizer=BPE)
+    assert [(lane.task, len(lane.findings)) for lane in report.lanes] == [("a", 0), ("a#2", 0)]
+    stream = open_stream(tmp_path, tokenizer=BPE)
+    assert [len(list(stream)), stream.lanes] == [1, ["a", "a#2"]]

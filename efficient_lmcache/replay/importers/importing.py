@@ -14,7 +14,7 @@ from efficient_lmcache.replay.importers.blocks import BlockTokens
 from efficient_lmcache.replay.importers.formats import IMPORTERS, BlockFormat, TextFormat, detect
 from efficient_lmcache.replay.importers.records import RecordingError
 from efficient_lmcache.replay.importers.rendering import rendered_calls
-from efficient_lmcache.replay.importers.tasks import BlockTask, TextTask
+from efficient_lmcache.replay.importers.tasks import BlockTask, TextTask, UniqueNames
 from efficient_lmcache.replay.model import DEFAULT_VOCAB_SIZE
 from efficient_lmcache.replay.tokenizers import ALLOWED, load_tokenizer
 from efficient_lmcache.replay.trace import Call, Manifest, TraceWriter
@@ -70,6 +70,7 @@ def import_recording(
     chosen = _choose(source, name, tasks, seed)
     encoding = _encoding(source, name, tokenizer, vocab_size, chosen)
     step = {"step": "import", "tasks": len(chosen.numbers), "seed": seed, "skipped_without_calls": chosen.skipped}
+    step |= {name: count for name in ("repeated_names", "unknown_intervals") if (count := getattr(chosen, name))}
     manifest = Manifest(
         vocab_size=encoding.vocab_size,
         tokenizer=encoding.tokenizer,
@@ -86,10 +87,20 @@ def import_recording(
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """Which of the tasks with calls, how many have none, and when the earliest call was made (0 where none is told)."""
+    """Which of a recording's tasks are imported.
+
+    Attributes:
+        numbers: of the tasks with calls.
+        skipped: tasks that have none.
+        repeated_names: tasks with calls that are named as one before them.
+        unknown_intervals: calls of the chosen tasks whose interval the recording does not tell.
+        began_s: when the recording's earliest call was made; 0 where none is told.
+    """
 
     numbers: frozenset[int]
     skipped: int
+    repeated_names: int
+    unknown_intervals: int
     began_s: float
 
 
@@ -113,23 +124,25 @@ def _check_tokenizer(source: Path, name: str, tokenizer: str | None) -> None:
 
 
 def _choose(source: Path, name: str, tasks: int | None, seed: int) -> _Chosen:
-    ids: set[str] = set()
+    names = UniqueNames()
+    unknown_intervals: list[int] = []
     skipped, began_s = 0, math.inf
     for task in IMPORTERS[name].tasks(source):
         if not task.calls:
             skipped += 1
             continue
-        if task.task_id in ids:
-            raise RecordingError(f"{task.where}: task {task.task_id!r} occurs twice; its name must be unique")
-        ids.add(task.task_id)
+        names.of(task.task_id)
+        unknown_intervals.append(sum(math.isnan(call.interval_s) for call in task.calls))
         began_s = min([began_s, *(call.start_s for call in task.calls if call.start_s is not None)])
-    if not ids:
+    available = len(unknown_intervals)
+    if not available:
         raise RecordingError(f"{source}: has no call to import")
-    count = len(ids) if tasks is None else tasks
-    if not 1 <= count <= len(ids):
-        raise RecordingError(f"{source}: cannot take {tasks} tasks; it has {len(ids)} with calls")
-    numbers = frozenset(random.Random(seed).sample(range(len(ids)), count))
-    return _Chosen(numbers, skipped, began_s if math.isfinite(began_s) else 0.0)
+    count = available if tasks is None else tasks
+    if not 1 <= count <= available:
+        raise RecordingError(f"{source}: cannot take {tasks} tasks; it has {available} with calls")
+    numbers = frozenset(random.Random(seed).sample(range(available), count))
+    unknown = sum(unknown_intervals[number] for number in numbers)
+    return _Chosen(numbers, skipped, names.repeated, unknown, began_s if math.isfinite(began_s) else 0.0)
 
 
 def _encoding(source: Path, name: str, tokenizer: str | None, vocab_size: int | None, chosen: _Chosen) -> _Encoding:
@@ -168,7 +181,8 @@ def _block_encoding(source: Path, recording: BlockFormat, vocab_size: int, chose
 
 
 def _picked(tasks: Iterator[_Task], chosen: _Chosen) -> Iterator[_Task]:
-    with_calls = (task for task in tasks if task.calls)
+    names = UniqueNames()
+    with_calls = (replace(task, task_id=names.of(task.task_id)) for task in tasks if task.calls)
     return (task for number, task in enumerate(with_calls) if number in chosen.numbers)
 
 

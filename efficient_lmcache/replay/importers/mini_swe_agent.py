@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 
 from efficient_lmcache.replay.importers.records import RecordError
@@ -24,17 +23,11 @@ ASSUMPTIONS = (
 )
 
 
-def tasks(source: Path) -> Iterator[TextTask]:
-    """Every trajectory as a task; RecordError names file, line and field of what is malformed."""
-    for task in read_tasks(source):
-        _check_intervals(task)
-        yield task
+def tasks(source: Path, skip: Callable[[RecordError], None] | None = None) -> Iterator[TextTask]:
+    """Every trajectory as a task; intervals that its messages do not tell are nan.
 
-
-def read_tasks(source: Path, skip: Callable[[RecordError], None] | None = None) -> Iterator[TextTask]:
-    """The same, of messages that need not tell their times: intervals that they do not tell are nan.
-
-    With `skip`, a malformed trajectory is left out, and `skip` called with its error.
+    RecordError names file, line and field of what is malformed; with `skip`, a malformed trajectory is left out
+    instead, and `skip` called with its error.
     """
     for trajectory in read_trajectories(source, skip):
         try:
@@ -72,13 +65,3 @@ def _interval_s(trajectory: Trajectory, previous: int, number: int) -> float:
     if before.created_s is None or now.created_s is None or before.completion_tokens is None:
         return math.nan
     return pause_s(now.created_s - before.created_s, before.completion_tokens)
-
-
-def _check_intervals(task: TextTask) -> None:
-    """Every version of mini-swe-agent records times; what lacks them is another program's."""
-    for before, call in pairwise(task.calls):
-        if math.isnan(call.interval_s):
-            raise RecordError(
-                f"{task.where}: messages[{len(before.messages)}] and messages[{len(call.messages)}] need timestamps, "
-                "or extra.response with created and usage.completion_tokens, to tell the time between the two calls"
-            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -66,6 +67,29 @@ class BlockTask:
     calls: Sequence[BlockCall]
     block_tokens: int
     scope: Hashable
+
+
+class UniqueNames:
+    """Names for tasks that are told apart by them: recordings of several attempts at an instance repeat its name.
+
+    Attributes:
+        repeated: names that were given before.
+    """
+
+    def __init__(self) -> None:
+        self.repeated = 0
+        self._given: set[str] = set()
+        self._times: Counter[str] = Counter()
+
+    def of(self, name: str) -> str:
+        """`name` itself the first time, then name#2, name#3, …"""
+        unique = name
+        while unique in self._given:
+            self._times[name] += 1
+            unique = f"{name}#{self._times[name] + 1}"
+        self._given.add(unique)
+        self.repeated += unique != name
+        return unique
 
 
 def pause_s(elapsed_s: float, completion_tokens: float) -> float:

@@ -1,9 +1,10 @@
 """mini-swe-agent's files: what a trajectory records, read and checked.
 
-Read are a ``.jsonl`` or ``.jsonl.gz`` with one trajectory a line, one ``.traj.json``, or a directory of them, as
-``mini-swe-agent-1`` and ``-1.1`` write them. Version 1.1 differs in that tool-calling models answer with ``tool_calls``
-and get their observations as role ``tool``, that every message has a timestamp, and that a last message of role
-``exit``, which no model ever saw, holds the submission.
+Read are a ``.jsonl`` with one trajectory a line, a ``.json`` with one (by default ``.traj.json``), either of them plain
+or gzip, or a directory of ``.traj.json``, as ``mini-swe-agent-1`` and ``-1.1`` write them. Version 1.1 differs in that
+tool-calling models answer with ``tool_calls`` and get their observations as role ``tool``, that every message has a
+timestamp, and that a last message of role ``exit``, which no model ever saw, holds the submission. Models behind
+OpenAI's Responses API answer with its objects instead (`responses`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from efficient_lmcache.replay.importers import records
 from efficient_lmcache.replay.importers.messages import message_text, optional
 from efficient_lmcache.replay.importers.records import RecordError, RecordingError
+from efficient_lmcache.replay.importers.responses import as_chat_message
 
 FORMATS = ("mini-swe-agent-1", "mini-swe-agent-1.1")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -70,18 +72,19 @@ def _readers(source: Path) -> Iterator[Callable[[], Trajectory]]:
         if not files:
             raise RecordingError(f"{source}: holds no *{_SINGLE}")
         yield from (partial(_read_single, file) for file in files)
-    elif source.name.endswith(_SINGLE):
-        yield partial(_read_single, source)
     elif source.name.endswith((".jsonl", ".jsonl.gz")):
         yield from (partial(_read_line, line, where) for where, line in records.lines(source))
+    elif source.name.endswith((".json", ".json.gz")):
+        yield partial(_read_single, source)
     else:
         raise RecordingError(
-            f"{source}: unknown kind of file; allowed are *.jsonl, *.jsonl.gz, *{_SINGLE} or a directory"
+            f"{source}: unknown kind of file; allowed are *.jsonl and *.json, either also .gz, or a directory of "
+            f"*{_SINGLE}"
         )
 
 
 def _read_single(file: Path) -> Trajectory:
-    return _parse(records.read_object(file), str(file), default_id=file.name.removesuffix(_SINGLE))
+    return _parse(records.read_object(file), str(file), default_id=records.stem(file))
 
 
 def _read_line(line: bytes, where: str) -> Trajectory:
@@ -98,8 +101,7 @@ def _parse(record: dict[str, Any], where: str, default_id: str | None) -> Trajec
 
 
 def _message(row: dict[str, Any], where: str) -> Message:
-    if row.get("object") == "response":
-        raise RecordError(f"{where} is an OpenAI Responses-API object; only chat-completions recordings are supported")
+    row = as_chat_message(row, where)
     role = row.get("role")
     if role not in (*_ROLES, _UNSENT_ROLE):
         raise RecordError(f"{where}.role is {role!r}; allowed are {', '.join(_ROLES)} and {_UNSENT_ROLE}")

@@ -14,6 +14,7 @@ import numpy as np
 
 from efficient_lmcache.core.references import Ints, References
 from efficient_lmcache.replay.importers.records import Progress, RecordError, RecordingError
+from efficient_lmcache.replay.importers.tasks import UniqueNames
 from efficient_lmcache.replay.trace import common_prefix_tokens
 
 _BATCH_REFERENCES = 1 << 20
@@ -71,6 +72,7 @@ class Recording(ABC):
         self.name = path.resolve().name
         self.chunk_tokens = chunk_tokens
         self.lanes: list[str] = []
+        self._names = UniqueNames()
         self.skipped = 0
         self._skip_bad = skip_bad
         self._progress = progress
@@ -78,6 +80,7 @@ class Recording(ABC):
     def __iter__(self) -> Iterator[References]:
         """Batches of whole calls; RecordingError names the file, the record and the field that is at fault."""
         self.lanes.clear()
+        self._names = UniqueNames()
         self.skipped = 0
         batch: list[ChunkedCall] = []
         references = 0
@@ -99,7 +102,7 @@ class Recording(ABC):
         """The calls, in recorded order."""
 
     def _new_lane(self, name: str) -> int:
-        self.lanes.append(name)
+        self.lanes.append(self._names.of(name))
         return len(self.lanes) - 1
 
     def _parsed(self, raw: Iterable[tuple[str, bytes]], parse: Callable[[bytes, str], _Record]) -> Iterator[_Record]:

@@ -83,7 +83,7 @@ class MiniSweAgent(_Trajectories):
     notes: tuple[str, ...] = mini_swe_agent.ASSUMPTIONS
 
     def _read(self, skip: Callable[[ValueError], None]) -> Iterator[TextTask]:
-        return mini_swe_agent.read_tasks(self.path, skip)
+        return mini_swe_agent.tasks(self.path, skip)
 
 
 class SweAgent(_Trajectories):
