@@ -194,11 +194,14 @@ def condense(
 ) -> Counts:
     """Write the trace that `condenser` would have left, and add the step to its manifest's history.
 
-    `progress` is called with (tasks written, tasks in all). Raises TraceError for an option out of range.
+    `progress` is called with (tasks written, tasks in all). Raises TraceError for an option out of range, and for a
+    trace without tasks.
     """
     condenser.check()
     counts = Counts()
     with TraceReader(source) as reader:
+        if not reader.tasks:
+            raise TraceError(f"{source}: has no tasks; there is nothing to condense")
         made_up = MadeUp(reader.manifest.vocab_size)
         step = {"step": "condense", "condenser": _name(condenser), **asdict(condenser)}  # type: ignore[call-overload]
         manifest = replace(
@@ -280,7 +283,8 @@ def per_call(reader: TraceReader, progress: Callable[[int, int], None] | None = 
         if progress is not None:
             progress(number + 1, len(reader.tasks))
     totals = reader.totals
-    return PerCall(totals.calls, totals.prompt_tokens / totals.calls, stable / totals.calls)
+    calls = max(1, totals.calls)
+    return PerCall(totals.calls, totals.prompt_tokens / calls, stable / calls)
 
 
 def _whole_turns(events: int) -> int:

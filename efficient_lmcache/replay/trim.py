@@ -56,9 +56,8 @@ def trim(
                 if progress is not None:
                     progress(number + 1, total)
             if not written:
-                raise TraceError(
-                    f"{source}: nothing is left: every task starts with more than {max_prompt} prompt tokens"
-                )
+                why = f"every task starts with more than {max_prompt} prompt tokens" if total else "it has no tasks"
+                raise TraceError(f"{source}: nothing is left: {why}")
 
 
 def _kept(calls: Iterable[Call], limit: int | None, max_prompt: int | None, max_output: int | None) -> Iterator[Call]:

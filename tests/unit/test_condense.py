@@ -28,7 +28,7 @@ from efficient_lmcache.replay.condense import (
     per_call,
 )
 from efficient_lmcache.replay.synthesize import Workload, synthesize
-from efficient_lmcache.replay.trace import Call, TraceError, TraceReader
+from efficient_lmcache.replay.trace import Call, Manifest, TraceError, TraceReader, TraceWriter
 
 VOCAB_SIZE = 1 << 20  # so large that random texts have nothing in common by chance
 MADE_UP = MadeUp(VOCAB_SIZE)
@@ -267,3 +267,10 @@ def test_a_users_error_is_one_line(recorded: Path, tmp_path: Path, options: tupl
     assert code == 2
     assert message in output
     assert "Traceback" not in output
+
+
+def test_a_trace_without_tasks_is_refused(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "empty", Manifest(4, "synthetic", "nothing")):
+        pass
+    code, output = invoke(tmp_path / "empty", "--out", tmp_path / "out", "--condenser", "recent")
+    assert (code, output) == (2, f"error: {tmp_path / 'empty'}: has no tasks; there is nothing to condense\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from efficient_lmcache.replay.synthesize import Workload, synthesize
-from efficient_lmcache.replay.trace import Call, TraceError, TraceReader
+from efficient_lmcache.replay.trace import Call, Manifest, TraceError, TraceReader, TraceWriter
 from efficient_lmcache.replay.trim import trim
 
 
@@ -74,3 +74,10 @@ def test_a_useless_trim_is_refused(full: Path, tmp_path: Path, limits: dict[str,
     with pytest.raises(TraceError, match=message):
         trim(full, tmp_path / "t", **limits)
     assert not (tmp_path / "t").exists()
+
+
+def test_a_trace_without_tasks_is_refused(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "empty", Manifest(4, "synthetic", "nothing")):
+        pass
+    with pytest.raises(TraceError, match="empty: nothing is left: it has no tasks"):
+        trim(tmp_path / "empty", tmp_path / "t", calls=1)
