@@ -21,6 +21,7 @@ from efficient_lmcache.sizing.workload import VLLM_BLOCK_TOKENS, Workload, open_
 _PREFILL_EFFICIENCY = (0.05, 0.4)
 _ANY_PREFILL_TOKENS_PER_S = (2_000.0, 50_000.0)
 _OUTPUT_S_PER_TOKEN = (0.02, 0.05)
+_LARGEST = 1 << 40  # of anything counted, and of any factor or rate: far above any machine's, and no sum overflows
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +128,8 @@ def _check(options: PlanOptions) -> None:
         ("--chunk-tokens", options.chunk_tokens),
         ("--gpu-block-tokens", options.gpu_block_tokens),
     ):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1")
+        if value is not None and not 1 <= value <= _LARGEST:
+            raise ValueError(f"{name} is {value}; it must be {'at least 1' if value < 1 else f'at most {_LARGEST:,}'}")
     for name, number in (
         ("--activated-params", options.activated_parameters),
         ("--ttl-s", options.ttl_s),
@@ -136,13 +137,13 @@ def _check(options: PlanOptions) -> None:
     ):
         if number is not None and not 0 < number < math.inf:
             raise ValueError(f"{name} is {number:g}; it must be a number > 0")
-    if not 0 <= options.time_scale < math.inf:
-        raise ValueError(f"--time-scale is {options.time_scale:g}; it must be a number >= 0")
+    if not 0 <= options.time_scale <= _LARGEST:
+        raise ValueError(f"--time-scale is {options.time_scale:g}; it must be a number from 0 to {_LARGEST:,}")
     for name, limits in (
         ("--prefill-tokens-per-s", options.prefill_tokens_per_s),
         ("--output-s-per-token", options.output_s_per_token),
     ):
-        if limits is not None and not 0 < limits[0] <= limits[1] < math.inf:
+        if limits is not None and not 1 / _LARGEST <= limits[0] <= limits[1] <= _LARGEST:
             raise ValueError(
                 f"{name} is {limits[0]:g} {limits[1]:g}; it must be two numbers > 0, the smaller one first"
             )

@@ -31,6 +31,7 @@ _CALLS_SIGMA = math.sqrt(2 * math.log(CALLS_PER_TASK / _MEDIAN_CALLS))
 _SEED = 0
 _TASKS_PER_AGENT = (2, 5)
 _ENOUGH_TASKS = 80
+_MOST_REFERENCES = 100_000_000  # a few GiB
 NOTE = (
     "assumed, as there is no recording: agents shaped by the paper's published figures, scaled to the mean prompt "
     f"({CALLS_PER_TASK:.0f} calls a task, {CACHE_STABLE_SHARE:.0%} of prompt tokens cache-stable, tasks share nothing)"
@@ -50,6 +51,13 @@ def synthetic_workload(mean_prompt_tokens: float, active_pool: int, chunk_tokens
         raise ValueError(f"--active-pool is {active_pool}; it must be at least 1")
     fewest, most = (share * active_pool for share in _TASKS_PER_AGENT)
     tasks = max(fewest, min(most, _ENOUGH_TASKS))
+    block_tokens = math.gcd(chunk_tokens, 8 * VLLM_BLOCK_TOKENS)
+    if (count := tasks * CALLS_PER_TASK * mean_prompt_tokens / block_tokens) > _MOST_REFERENCES:
+        raise ValueError(
+            f"--active-pool {active_pool} and --mean-prompt-tokens {mean_prompt_tokens:g} in blocks of {block_tokens} "
+            f"(what --chunk-tokens {chunk_tokens} and 128 share) make {count:,.0f} block references; without a "
+            f"trace at most {_MOST_REFERENCES:,} are simulated"
+        )
     rng = np.random.default_rng(_SEED)
     calls = np.rint(_MEDIAN_CALLS * np.exp(_CALLS_SIGMA * _normals(tasks, rng))).clip(*_CALLS_RANGE).astype(np.int64)
     reads = np.exp(_TASK_SIGMA * _normals(tasks, rng))
@@ -57,7 +65,7 @@ def synthetic_workload(mean_prompt_tokens: float, active_pool: int, chunk_tokens
     prompts = _prompt_tokens(mean_prompt_tokens, calls, reads)
     intervals_s = _MEDIAN_INTERVAL_S * rng.lognormal(0, _INTERVAL_SIGMA, calls.sum())
     intervals_s[np.cumsum(calls) - calls] = 0.0
-    references = _grow(prompts, calls, output_tokens, intervals_s, math.gcd(chunk_tokens, 8 * VLLM_BLOCK_TOKENS))
+    references = _grow(prompts, calls, output_tokens, intervals_s, block_tokens)
     return Workload.of(references, chunk_tokens, "synthetic", (NOTE,))
 
 

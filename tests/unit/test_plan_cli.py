@@ -206,6 +206,12 @@ def test_a_page_without_a_pool_is_an_error(text, message):
         ({"ttl_s": 0}, "--ttl-s is 0"),
         ({"chunk_tokens": 0}, "--chunk-tokens is 0"),
         ({"time_scale": "nan"}, "--time-scale is nan"),
+        ({"time_scale": 1e300}, r"--time-scale is 1e\+300; it must be a number from 0 to 1,099,511,627,776"),
+        ({"slots": 10**30}, "--slots is 10+; it must be at most 1,099,511,627,776"),
+        (
+            {"active_pool": 10**7},
+            r"--active-pool 10000000 and --mean-prompt-tokens .* in blocks of .* make .* references",
+        ),
         (
             {"prefill_tokens_per_s": [9, 3]},
             "--prefill-tokens-per-s is 9 3; it must be two numbers > 0, the smaller one",
