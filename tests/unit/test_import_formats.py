@@ -117,6 +117,13 @@ def test_a_directory_without_a_recording_is_refused(tmp_path: Path) -> None:
     assert "is a directory without a recording; --format may be" in run_import(tmp_path, tmp_path / "t").stderr
 
 
+def test_a_trace_needs_no_import(tmp_path: Path) -> None:
+    import_recording(source_of("weka"), tmp_path / "a.trace")
+    result = run_import(tmp_path / "a.trace", tmp_path / "t")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "a.trace: is a trace already" in result.stderr
+
+
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
     result = run_import(source_of("weka"), tmp_path / "t", "--format", "vllm")
     assert result.exit_code == 2

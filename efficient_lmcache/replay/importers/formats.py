@@ -12,6 +12,7 @@ from efficient_lmcache.replay.importers import mini_swe_agent, mooncake, openhan
 from efficient_lmcache.replay.importers.openhands_files import completion_folders
 from efficient_lmcache.replay.importers.records import RecordError, RecordingError
 from efficient_lmcache.replay.importers.tasks import BlockTask, TextTask
+from efficient_lmcache.replay.trace import TraceError, TraceReader
 
 _PROBED_LINES = 100
 _FIELDS = {
@@ -62,12 +63,22 @@ def detect(source: Path) -> str:
     if source.is_dir():
         name, what = directory_format(source), "is a directory without a recording"
     else:
+        _require_no_trace(source)
         name, what = named_format(source), "is of an unknown format"
         found = first_object(source) if name is None else None
         name = record_format(found[0]) if found is not None else name
     if name is None:
         raise RecordingError(f"{source}: {what}; --format may be {', '.join(IMPORTERS)}")
     return name
+
+
+def _require_no_trace(source: Path) -> None:
+    try:
+        with TraceReader(source):
+            pass
+    except TraceError:
+        return
+    raise RecordingError(f"{source}: is a trace already; an import makes one of a recording")
 
 
 def directory_format(path: Path) -> str | None:
