@@ -146,6 +146,8 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
             open_stream(tmp_path / name)
     with pytest.raises(RecordingError, match="chunk_tokens is 0; it must be at least 1"):
         open_stream(write_trace(tmp_path / "t.trace", [[([1], [1])]]), 0)
+    with pytest.raises(RecordingError, match=r"chunk_tokens is 10+; it must be at most 1,099,511,627,776"):
+        open_stream(tmp_path / "t.trace", 10**30)
 
 
 def test_times_that_are_not_recorded_are_nan(tmp_path: Path) -> None:

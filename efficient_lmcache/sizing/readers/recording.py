@@ -18,6 +18,7 @@ from efficient_lmcache.replay.importers.tasks import UniqueNames
 from efficient_lmcache.replay.trace import common_prefix_tokens
 
 _BATCH_REFERENCES = 1 << 20
+_LARGEST_CHUNK_TOKENS = 1 << 40
 _Record = TypeVar("_Record")
 
 
@@ -66,8 +67,9 @@ class Recording(ABC):
     shared: SharedTokens | None = None
 
     def __init__(self, path: Path, chunk_tokens: int, *, skip_bad: bool, progress: Progress | None) -> None:
-        if chunk_tokens < 1:
-            raise RecordingError(f"chunk_tokens is {chunk_tokens}; it must be at least 1")
+        if not 1 <= chunk_tokens <= _LARGEST_CHUNK_TOKENS:
+            allowed = "at least 1" if chunk_tokens < 1 else f"at most {_LARGEST_CHUNK_TOKENS:,}"
+            raise RecordingError(f"chunk_tokens is {chunk_tokens}; it must be {allowed}")
         self.path = path
         self.name = path.resolve().name
         self.chunk_tokens = chunk_tokens
