@@ -169,6 +169,8 @@ def load_plan(path: Path) -> Plan:
         raise PlanError(f"{path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    except RecursionError:  # brackets in brackets, or an anchor that holds itself
+        raise PlanError(f"{path}: not a plan: nested too deep") from None
     if repeated:
         raise PlanError(f"{path}: {repeated}")
     if not isinstance(content, dict):

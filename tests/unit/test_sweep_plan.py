@@ -146,6 +146,8 @@ def test_what_a_plan_may_not_say_is_named(changed: dict[str, Any], message: str,
     [
         ("- 1", "a plan is a mapping"),
         ("a: [", "not YAML"),
+        ("[" * 5000, "not a plan: nested too deep"),
+        ("name: &a [*a]", "not a plan: nested too deep"),
         ("name: a\nruns: []\nruns: []", "runs is given 2 times"),
         (None, "No such"),
     ],
