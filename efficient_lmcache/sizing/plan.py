@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from efficient_lmcache.core.reuse import stable_tokens
 from efficient_lmcache.core.workingset import gamma_g, gamma_h, reuse_working_set_bytes
 from efficient_lmcache.sizing.advice import Advice, advise
@@ -182,7 +184,7 @@ def make_plan(
                 stable_share=stable if recorded else None,
             )
         ),
-        notes=(*workload.notes, *_assumptions(deployment)),
+        notes=(*workload.notes, *_assumptions(workload, deployment)),
     )
 
 
@@ -289,9 +291,15 @@ def _rounded_up(gib: float) -> float:
     return round(math.ceil(round(gib / step, 6)) * step, 12)
 
 
-def _assumptions(deployment: Deployment) -> list[str]:
+def _assumptions(workload: Workload, deployment: Deployment) -> list[str]:
     (slow, fast), (short, long) = deployment.pool.prefill_tokens_per_s, deployment.pool.output_s_per_token
-    notes = [
+    notes = []
+    if (sessions := len(np.unique(workload.chunks.session))) < deployment.pool.active_pool:
+        notes.append(
+            f"the recording has {sessions} sessions, fewer than the pool's {deployment.pool.active_pool:,}: the curve "
+            "is that of so many agents; the working set is the whole pool's"
+        )
+    notes += [
         f"the engine prefills {slow:,.0f} to {fast:,.0f} tokens/s and takes {short * 1e3:g} to {long * 1e3:g} ms per "
         "output token; ranges span both ends",
         "preemptions are not modelled: they add computed prefill where the GPU's KV cache is overcommitted",

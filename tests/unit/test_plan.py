@@ -171,6 +171,16 @@ def test_the_tier_asked_for_is_on_the_curve(plan):
     assert row["gamma_h"] == pytest.approx(2.28, abs=0.005)
 
 
+def test_a_recording_of_fewer_sessions_than_the_pool_says_so():
+    few = stream([0, 1], [[0, 1], [2, 3]])
+    workload = Workload(few, few)
+    for active_pool, is_said in ((3, True), (2, False)):
+        pool = deployment(pool=replace(POOL, active_pool=active_pool))
+        assert (
+            any("has 2 sessions, fewer than the pool's" in note for note in make_plan(workload, pool).notes) == is_said
+        )
+
+
 def test_synthetic_agents_have_the_published_shape(workload):
     prompts, output = workload.chunks.prompt_tokens, int(workload.chunks.output_tokens[0])
     calls = np.bincount(workload.chunks.lane)
