@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
 
 from efficient_lmcache.connector import plugin, vllm_adapter
 from efficient_lmcache.connector.admission import DecisionLog, RequestAdmission
-from efficient_lmcache.connector.isolation import TenantIsolation
+from efficient_lmcache.connector.isolation import RequestIsolation
 from efficient_lmcache.connector.metrics import ConnectorPromMetrics, ConnectorStats, StatsCollector
 from efficient_lmcache.connector.offload import WorkerOffload
 from efficient_lmcache.connector.options import ConnectorOptions, OptionError, parse_options
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from efficient_lmcache.connector.lmcache_adapter import SchedulerSide
 
 _logger = logging.getLogger(__name__)
+
+
+class Closeable(Protocol):
+    def close(self) -> None: ...
 
 
 class EfficientLMCacheConnector(LMCacheConnectorV1):
@@ -71,8 +75,8 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
             from efficient_lmcache.connector.lmcache_adapter import SchedulerSide
 
             self._lmcache = SchedulerSide(self._lmcache_engine)
-            self._isolation = TenantIsolation(self._lmcache.obstacle_to_tags)
-            self._start_admission(vllm_config)
+            self._isolation = RequestIsolation(self._lmcache.obstacle_to_tags)
+            start_or_do_without(lambda: self._start_admission(vllm_config))
 
     def _start_admission(self, vllm_config: VllmConfig) -> None:
         lmcache = self._lmcache
@@ -122,8 +126,14 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
             self._admission.on_scheduled(request)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        resumed = vllm_adapter.resumed(scheduler_output)
+        if resumed:
+            self._guarded("Settling resumed requests", lambda: self._lmcache.settle_resumed(resumed))
+        without_lmcache = self._isolation.without_lmcache
+        if without_lmcache:
+            scheduler_output = vllm_adapter.with_token_ids(scheduler_output)
         metadata = super().build_connector_meta(scheduler_output)
-        self._lmcache.withhold(metadata, self._isolation.without_lmcache)
+        self._lmcache.withhold(metadata, without_lmcache)
         return metadata
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
@@ -131,7 +141,7 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
         self._isolation.forget(request.request_id)
         if self._admission is not None:
             self._admission.forget(request.request_id)
-            self._guarded("Forgetting an ended request", lambda: self._lmcache.forget(request.request_id))
+        self._guarded("Forgetting an ended request", lambda: self._lmcache.forget(request.request_id))
         return result
 
     # Worker
@@ -146,7 +156,10 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
         if engine is not None and engine.storage_manager is not None:
             from efficient_lmcache.connector.lmcache_adapter import WorkerSide
 
-            self._offload = WorkerOffload(WorkerSide(engine), self._engine_id, self._options)
+            # What the scheduler's side has logged: of another engine's input, not even duplicates are dropped.
+            hands_over = handed_over_kv(self._vllm_config) is not None
+            options = _without_admission(self._options) if hands_over else self._options
+            self._offload = WorkerOffload(WorkerSide(engine), self._engine_id, options)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         offload = self._offload
@@ -170,9 +183,7 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
             failures.succeeded()
 
     def shutdown(self) -> None:
-        for part in (self._offload, self._telemetry, self._admission):
-            if part is not None:
-                part.close()
+        close_parts(self._offload, self._telemetry, self._admission)
         super().shutdown()
 
     @classmethod
@@ -187,6 +198,8 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> ConnectorPromMetrics:
+        # MultiConnector looks statistics up by their connector's name, in the API server too.
+        plugin.register()
         arguments = (vllm_config, metric_types, labelnames, per_engine_labelvalues)
         lmcache = None
         if parse_options(vllm_adapter.extra_config(vllm_config)).mode == "server":
@@ -219,7 +232,35 @@ def options_despite(obstacle: str | None, options: ConnectorOptions) -> Connecto
     if obstacle is None or options.admission == "none":
         return options
     _logger.warning("efficient.admission is none in this engine: %s", obstacle)
+    return _without_admission(options)
+
+
+def _without_admission(options: ConnectorOptions) -> ConnectorOptions:
     return options.model_copy(update={"admission": "none"})
+
+
+def start_or_do_without(start: Callable[[], None]) -> None:
+    """Start write admission. A user's mistake ends the engine; what only we stumble over does not.
+
+    Raises:
+        OptionError: as `start` does.
+    """
+    try:
+        start()
+    except OptionError:
+        raise
+    except Exception as error:
+        FailureLog(_logger, "Starting write admission").failed(error)
+
+
+def close_parts(*parts: Closeable | None) -> None:
+    """Close each, whatever becomes of the others: LMCache is closed after them."""
+    for part in parts:
+        try:
+            if part is not None:
+                part.close()
+        except Exception as error:
+            _logger.warning("Closing %s failed: %s: %s", type(part).__name__, type(error).__name__, error)
 
 
 def open_decision_log(options: ConnectorOptions, policy: AdmissionPolicy) -> DecisionLog | None:

@@ -1,8 +1,12 @@
-"""Tenants (requests with a `cache_salt`) neither restore what others stored in LMCache nor learn that it is there.
+"""Requests share KV in LMCache only if they differ in nothing that its keys leave out (in-process mode).
 
-vLLM salts the hashes of its own prefix cache. LMCache's keys know nothing of the salt, but a request's `lmcache.tag.*`
-parameters are part of them, at lookup, store and restore and in every tier. So every salted request gets one tag more.
-Without a salt, keys are LMCache's own.
+    tenant      a request's `cache_salt`: vLLM salts the hashes of its own prefix cache, LMCache's keys know no salt
+    adapter     its LoRA adapter, with which the same tokens have other KV
+    embeddings  what it sent in the place of tokens: LMCache sees zeros
+
+A request's `lmcache.tag.*` parameters are part of LMCache's keys, at lookup, store and restore and in every tier. So
+every request with an adapter gets one tag more, and every salted one another. Without either, keys are LMCache's own.
+Prompts of embeddings, and whatever cannot be tagged, are computed without LMCache.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from efficient_lmcache.connector import vllm_adapter
-from efficient_lmcache.connector.tenants import tenant_digest
+from efficient_lmcache.connector.tenants import adapter_digest, tenant_digest
 from efficient_lmcache.telemetry.failure_log import FailureLog
 
 if TYPE_CHECKING:
@@ -19,27 +23,42 @@ if TYPE_CHECKING:
 
     from vllm.v1.request import Request
 
+ADAPTER_TAG_KEY = "lmcache.tag.efficient_lmcache_adapter"
 TENANT_TAG_KEY = "lmcache.tag.efficient_lmcache_tenant"
+# A key's text ends with its last tag: nothing that a client puts into one of its own stands in for a tenant's.
+_TAG_KEYS = (ADAPTER_TAG_KEY, TENANT_TAG_KEY)
 
 _logger = logging.getLogger(__name__)
 
 
-class TenantIsolation:
-    """Scheduler side: asked before each lookup, so that the lookup's key and all later ones have the tag.
+def own_tags(request: Request) -> dict[str, str]:
+    """The tags that keep a request's keys apart; none for one of no tenant with no adapter."""
+    tags = {}
+    adapter = vllm_adapter.adapter(request)
+    if adapter is not None:
+        tags[ADAPTER_TAG_KEY] = adapter_digest(*adapter)
+    if request.cache_salt:
+        tags[TENANT_TAG_KEY] = tenant_digest(request.cache_salt)
+    return tags
+
+
+class RequestIsolation:
+    """Scheduler side: asked before each lookup, so that the lookup's key and all later ones have the tags.
 
     Args:
-        obstacle: why LMCache does not always heed tags in this engine, if so. Salted requests then do without LMCache.
+        obstacle: why LMCache does not always heed tags in this engine, if so. Requests that need one then do without
+            LMCache.
     """
 
     def __init__(self, obstacle: str | None = None) -> None:
         self._obstacle = obstacle
         self._without_lmcache: set[str] = set()
-        self._failures = FailureLog(_logger, "Keeping a tenant's keys apart")
+        self._failures = FailureLog(_logger, "Keeping a request's keys apart")
         if obstacle:
-            _logger.warning("Requests with a cache_salt are served without LMCache: %s", obstacle)
+            _logger.warning("Requests with a cache_salt or a LoRA adapter are served without LMCache: %s", obstacle)
 
     def may_use_lmcache(self, request: Request) -> bool:
-        """Whether the request may be looked up, restored and stored; if so, its keys are its tenant's from now on.
+        """Whether the request may be looked up, restored and stored; if so, its keys are its own from now on.
 
         Never raises: a request that cannot be kept apart is computed, and leaves nothing behind.
         """
@@ -66,15 +85,15 @@ class TenantIsolation:
         self._without_lmcache.discard(request_id)
 
     def _keep_apart(self, request: Request) -> bool:
-        if not request.cache_salt:
-            # Nobody gets at a tenant's keys by giving its tag for one of its own.
-            if vllm_adapter.kv_transfer_param(request, TENANT_TAG_KEY) is not None:
-                vllm_adapter.set_kv_transfer_param(request, TENANT_TAG_KEY, None)
-            return True
-        # A pooling request has no sampling parameters to carry a tag.
-        if self._obstacle or request.sampling_params is None:
+        if vllm_adapter.sends_embeddings(request):
             return False
-        tag = tenant_digest(request.cache_salt)
-        if vllm_adapter.kv_transfer_param(request, TENANT_TAG_KEY) != tag:
-            vllm_adapter.set_kv_transfer_param(request, TENANT_TAG_KEY, tag)
+        tags, given = own_tags(request), vllm_adapter.kv_transfer_params(request)
+        # A pooling request has no sampling parameters to carry a tag.
+        if tags and (self._obstacle or request.sampling_params is None):
+            return False
+        if tags or given:
+            for key in _TAG_KEYS:
+                # Nobody gets at another's keys by giving its tag for one of its own.
+                if given.get(key) != tags.get(key):
+                    vllm_adapter.set_kv_transfer_param(request, key, tags.get(key))
         return True

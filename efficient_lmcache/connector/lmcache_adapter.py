@@ -156,6 +156,24 @@ class SchedulerSide:
             return "LMCache's nixl_presence_cache knows keys without their tags"
         return None
 
+    def settle_resumed(self, request_ids: Collection[str]) -> None:
+        """Before LMCache hears of resumed requests: what it found for them is no more than what was made of it.
+
+        LMCache asserts that vLLM has computed or will restore as much of a preempted request as its latest lookup
+        found, and would end the engine. It is less where vLLM restores nothing (`prompt_logprobs`), where LMCache
+        itself advises against it (`min_retrieve_tokens`), where another connector restores, and without a lookup.
+        """
+        for request_id in request_ids:
+            request, found = self._impl._unfinished_requests.get(request_id), self._impl.load_specs.get(request_id)
+            if request is None or (found is not None and found.can_load):
+                continue
+            # Not at the module's head: LMCache's adapter, while it is being imported, imports this module.
+            from lmcache.integration.vllm.vllm_v1_adapter import LoadSpec
+
+            computed_tokens = request.num_computed_tokens
+            found_tokens = 0 if found is None else min(found.lmcache_cached_tokens, computed_tokens)
+            self._impl.load_specs[request_id] = LoadSpec(computed_tokens, found_tokens, can_load=False)
+
     @staticmethod
     def withhold(metadata: Any, request_ids: Collection[str]) -> None:
         """Let the worker neither restore nor store anything of these requests."""
@@ -245,8 +263,14 @@ class WorkerSide:
         LMCache's own store runs on the rest, with the request's whole slot mapping, so every contiguous run of kept
         chunks is copied from where it lies. Stores that hand KV to another engine are left alone.
         """
-        view = _EngineWith(self._engine, token_database=_FilteredDatabase(self._engine.token_database, keep))
+        view = self._without_chunks_that(keep)
         self._route_stores(lambda _: view)
+
+    def _without_chunks_that(self, keep: Callable[[Hashable], bool], **attributes: Any) -> _EngineWith:
+        """The engine to a store that drops the chunks which `keep` rejects."""
+        database = _FilteredDatabase(self._engine.token_database, keep)
+        events = _ChainedEvents(self._engine, database)
+        return _EngineWith(self._engine, token_database=database, kv_events=events, **attributes)
 
     def decide_per_tier(
         self, keep: Callable[[Hashable], bool], staging_bytes: int, count: Callable[[str, int], None]
@@ -259,12 +283,9 @@ class WorkerSide:
             count: called with what happened, by name, and how often.
         """
         seams = RemoteSeams(self._engine, Staging(self._engine, staging_bytes), count)
-        database = _FilteredDatabase(self._engine.token_database, keep)
         views = {
-            TierWrites(cpu=True, remote=True): _EngineWith(self._engine, token_database=database),
-            TierWrites(cpu=True, remote=False): _EngineWith(
-                self._engine, token_database=database, storage_manager=seams.cpu_only
-            ),
+            TierWrites(cpu=True, remote=True): self._without_chunks_that(keep),
+            TierWrites(cpu=True, remote=False): self._without_chunks_that(keep, storage_manager=seams.cpu_only),
             TierWrites(cpu=False, remote=True): _EngineWith(self._engine, storage_manager=seams.remote_only),
         }
         self._route_stores(lambda configs: views.get(TierWrites.of(configs)))
@@ -289,16 +310,38 @@ class WorkerSide:
 
 
 class _FilteredDatabase:
-    """LMCache's token database, without the chunks that `keep` rejects."""
+    """LMCache's token database, without the chunks that `keep` rejects.
+
+    Attributes:
+        parent: the key of the chunk before the one that was yielded last, rejected or not; None for the first one.
+    """
 
     def __init__(self, database: Any, keep: Callable[[Hashable], bool]) -> None:
         self._database = database
         self._keep = keep
+        self.parent: Any = None
 
     def process_tokens(self, *args: Any, **kwargs: Any) -> Iterator[tuple[int, int, Any]]:
+        previous = None
         for start, end, key in self._database.process_tokens(*args, **kwargs):
             if self._keep(key):
+                self.parent = previous
                 yield start, end, key
+            previous = key
+
+
+class _ChainedEvents:
+    """An engine's KV events to a store that does not see all chunks: LMCache takes the last one that it saw for a
+    chunk's parent, and whoever indexes events could not follow the chain."""
+
+    def __init__(self, engine: LMCacheEngine, database: _FilteredDatabase) -> None:
+        self._engine = engine
+        self._database = database
+
+    def append(self, event: Any) -> None:
+        if self._database.parent is not None:
+            event.parent_block_hash = self._database.parent.chunk_hash
+        self._engine.kv_events.append(event)
 
 
 class _EngineWith:

@@ -10,7 +10,15 @@ from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from efficient_lmcache.connector import vllm_adapter
-from efficient_lmcache.connector.connector import handed_over_kv, open_decision_log, options_despite
+from efficient_lmcache.connector.connector import (
+    EfficientLMCacheConnector,
+    close_parts,
+    handed_over_kv,
+    open_decision_log,
+    options_despite,
+    start_or_do_without,
+)
+from efficient_lmcache.connector.isolation import own_tags
 from efficient_lmcache.connector.lmcache_server_adapter import ServerSide, default_http_url
 from efficient_lmcache.connector.metrics import ConnectorStats, StatsCollector
 from efficient_lmcache.connector.options import ConnectorOptions, parse_options
@@ -53,7 +61,7 @@ class ServerConnector(LMCacheMPConnector):
         self._admission: ServerAdmission | None = None
         self._counting = FailureLog(_logger, "Counting transfers")
         if role == KVConnectorRole.SCHEDULER:
-            self._start_admission(vllm_config)
+            start_or_do_without(lambda: self._start_admission(vllm_config))
 
     def _start_admission(self, vllm_config: VllmConfig) -> None:
         self._server = server = ServerSide(self)
@@ -105,14 +113,18 @@ class ServerConnector(LMCacheMPConnector):
 
     def _get_or_create_request_tracker(self, request: Request) -> Any:
         tracker = super()._get_or_create_request_tracker(request)
-        if request.cache_salt:
-            # LMCache's keys hold what it finds here: the salt itself, and none with a slash, which ends the engine.
-            tracker.cache_salt = tenant_digest(request.cache_salt)
+        # LMCache's keys hold what it finds in the salt's place: the salt itself, and none with a slash, which ends the
+        # engine. Adapters are not in its keys, and in the place of embeddings it sees zeros.
+        if vllm_adapter.sends_embeddings(request):
+            tracker.cache_salt = tenant_digest(f"embeddings of {request.request_id}")
+            tracker.max_offload_tokens = 0
+        elif tags := own_tags(request):
+            tracker.cache_salt = "".join(tags.values())
         return tracker
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        if matched[0] is not None and self._admission is not None:
+        if matched[0] is not None and self._admission is not None and not vllm_adapter.sends_embeddings(request):
             self._admission.on_lookup(request, self._server.host_match_tokens)
         return matched
 
@@ -148,10 +160,12 @@ class ServerConnector(LMCacheMPConnector):
         return stats
 
     def shutdown(self) -> None:
-        for part in (self._telemetry, self._admission):
-            if part is not None:
-                part.close()
+        close_parts(self._telemetry, self._admission)
         super().shutdown()
+
+
+# MultiConnector files a connector's statistics under its class's name, and looks them up by its registered one.
+ServerConnector.__name__ = EfficientLMCacheConnector.__name__
 
 
 def _start_up_line(options: ConnectorOptions, server: ServerSide, http_url: str, bytes_per_token: int) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import hashlib
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from efficient_lmcache.connector.tenants import tenant_digest
@@ -12,9 +14,13 @@ from efficient_lmcache.core.footprint import KVFootprint
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
 TASK_ID_KEY = "efficient_lmcache.task_id"
+#: A longer name is replaced by its digest: names are remembered, and may be logged.
+MAX_TASK_CHARACTERS = 256
+_NO_PARAMS: Mapping[str, Any] = {}
 
 
 def adopt_logging() -> None:
@@ -72,12 +78,15 @@ def fails_lost_restores(vllm_config: VllmConfig) -> bool:
 
 
 def task_and_tenant(request: Request) -> tuple[str, str | None] | None:
-    """The task that the client named, if it did, and whose it is."""
+    """The task that the client named, if it did, and whose it is. An empty name is what clients send that have none."""
     transfer_params = request.kv_transfer_params
     task = transfer_params.get(TASK_ID_KEY) if transfer_params else None
-    if task is None:
+    if task in (None, ""):
         return None
-    return str(task), tenant_digest(request.cache_salt) if request.cache_salt else None
+    name = str(task)
+    if len(name) > MAX_TASK_CHARACTERS:
+        name = f"long-{hashlib.blake2b(name.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}"
+    return name, tenant_digest(request.cache_salt) if request.cache_salt else None
 
 
 def qualified_task(task: str, tenant: str | None) -> str:
@@ -95,11 +104,39 @@ def prompt(request: Request) -> tuple[Sequence[Hashable], Sequence[int], str | N
     return request.block_hashes, request.prompt_token_ids or (), request.cache_salt
 
 
-def kv_transfer_param(request: Request, key: str) -> Any:
-    """One transfer parameter as it will reach the worker; None without it."""
+def adapter(request: Request) -> tuple[str, str] | None:
+    """Name and path of the request's LoRA adapter, which tell adapters apart in vLLM's own block hashes too."""
+    lora = request.lora_request
+    return (lora.lora_name, lora.lora_path) if lora is not None else None
+
+
+def sends_embeddings(request: Request) -> bool:
+    """Whether some of the prompt came as embeddings; its token ids say nothing of them."""
+    return request.prompt_embeds is not None
+
+
+def resumed(scheduled: SchedulerOutput) -> Collection[str]:
+    """Requests that go on in this step after a preemption."""
+    return scheduled.scheduled_cached_reqs.resumed_req_ids
+
+
+def with_token_ids(scheduled: SchedulerOutput) -> SchedulerOutput:
+    """The same step, where a new request of embeddings alone has zeros for token ids, as in vLLM's `all_token_ids`."""
+    if all(new.prompt_token_ids is not None for new in scheduled.scheduled_new_reqs):
+        return scheduled
+    seen = copy.copy(scheduled)
+    seen.scheduled_new_reqs = [
+        dataclasses.replace(new, prompt_token_ids=[0] * new.prompt_len) if new.prompt_token_ids is None else new
+        for new in scheduled.scheduled_new_reqs
+    ]
+    return seen
+
+
+def kv_transfer_params(request: Request) -> Mapping[str, Any]:
+    """The transfer parameters as they will reach the worker."""
     params = request.sampling_params
-    given = (params.extra_args or {}).get("kv_transfer_params") if params is not None else None
-    return given.get(key) if isinstance(given, dict) else None
+    given = (params.extra_args or _NO_PARAMS).get("kv_transfer_params") if params is not None else None
+    return given if isinstance(given, dict) else _NO_PARAMS
 
 
 def set_kv_transfer_param(request: Request, key: str, value: Any) -> None:

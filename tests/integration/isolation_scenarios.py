@@ -160,10 +160,10 @@ def _with_tags_of_ones_own(engine: Engine, clients: Clients) -> dict[str, Any]:
 
 def _where_tags_are_not_heeded(engine: Engine, clients: Clients) -> dict[str, Any]:
     """A fake: on the CPU there is no configuration of LMCache that loses tags."""
-    from efficient_lmcache.connector.isolation import TenantIsolation
+    from efficient_lmcache.connector.isolation import RequestIsolation
 
     connector = engine.scheduler_connector
-    heeded, connector._isolation = connector._isolation, TenantIsolation("a test says so")
+    heeded, connector._isolation = connector._isolation, RequestIsolation("a test says so")
     [prompt] = random_prompts(1, PROMPT_TOKENS, seed=2)
     seen = {}
     for name, tenant in (

@@ -33,6 +33,7 @@ class LMCacheTiers:
             remote_url=f"fs://local:0{remote}/",
             remote_serde="naive",
             save_unfull_chunk=False,
+            enable_kv_events=True,
         )
         kv_shape = (1, 2, CHUNK_TOKENS, 2, 32)
         metadata = LMCacheMetadata(
@@ -96,12 +97,17 @@ class LMCacheTiers:
             assert time.monotonic() < deadline_s
             time.sleep(0.001)
 
+    def take_events(self) -> list[Any]:
+        """What stores told whoever indexes KV, since the last call."""
+        return list(self.engine.get_kv_events())
+
     def clear(self) -> None:
         """Both tiers are empty, and nothing has been counted."""
         self.engine.storage_manager.clear(["LocalCPUBackend"])
         for chunk in self._remote.glob("*.data"):
             chunk.unlink()
         self.counted.clear()
+        self.take_events()
 
     def close(self) -> None:
         self.engine.close()

@@ -171,7 +171,7 @@ def test_telemetry_holds_no_prompt_no_hash_of_one_and_no_tenant(first):
 
 
 def test_upstream_heeds_salts_and_tags_where_the_connector_relies_on_it():
-    """vLLM 0.32, LMCache 0.5.6. For `TenantIsolation` and `SchedulerSide.obstacle_to_tags`; nothing of ours."""
+    """vLLM 0.32, LMCache 0.5.6. For `RequestIsolation` and `SchedulerSide.obstacle_to_tags`; nothing of ours."""
     import torch
     from lmcache.integration.vllm import vllm_v1_adapter
     from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestTracker

@@ -110,6 +110,22 @@ def test_a_scheduler_that_asks_hears_what_lies_in_the_cpu_tier(tiers):
     tiers.engine.lookup_unpin("request")
 
 
+@pytest.mark.parametrize("writes", [BOTH, CPU_ONLY])
+def test_whoever_indexes_events_can_follow_the_chain_past_chunks_that_were_not_copied_again(tiers, writes):
+    tokens = prompt(0)
+    tiers.store(tokens, kv(0, PROMPT_CHUNKS), 0, writes.transfer_params())
+    whole = tiers.take_events()
+    chain = [event.block_hashes[0] for event in whole]
+    parents = [None, *chain[:-1]]
+    assert [event.parent_block_hash for event in whole] == parents
+    for lost in (2, 4):
+        assert tiers.engine.storage_manager.local_cpu_backend.remove(tiers.residents[lost - (lost == 4)])
+    tiers.store(tokens, kv(0, PROMPT_CHUNKS), 0, writes.transfer_params())
+    again = tiers.take_events()
+    assert [event.block_hashes[0] for event in again] == [chain[2], chain[4]]
+    assert [event.parent_block_hash for event in again] == [parents[2], parents[4]]
+
+
 decisions = st.sampled_from([BOTH, CPU_ONLY, REMOTE_ONLY, NEITHER])
 turns = st.lists(st.tuples(st.integers(0, 5), st.integers(1, PROMPT_CHUNKS), decisions), max_size=25)
 

@@ -16,6 +16,69 @@ pytest.importorskip("vllm", reason="vLLM is not installed (the cpu or gpu extra)
 pytest.importorskip("lmcache", reason="LMCache is not installed (the cpu or gpu extra)")
 
 
+#: Every hook that vLLM may call of a connector. In-process and in server mode the ones below are ours, with LMCache's
+#: behind them; all others are LMCache's or vLLM's defaults, by inheritance.
+HOOKS = {
+    "bind_connector_metadata",
+    "bind_gpu_block_pool",
+    "bind_kv_cache_manager",
+    "build_connector_meta",
+    "build_connector_worker_meta",
+    "build_kv_connector_stats",
+    "build_prom_metrics",
+    "clear_connector_metadata",
+    "finish_forward",
+    "get_block_ids_with_load_errors",
+    "get_external_cache_hit_sources",
+    "get_finished",
+    "get_finished_count",
+    "get_handshake_metadata",
+    "get_kv_connector_kv_cache_events",
+    "get_kv_connector_stats",
+    "get_loaded_kv_cache_group_ids",
+    "get_mem_pool_context",
+    "get_num_new_matched_tokens",
+    "get_required_kvcache_layout",
+    "get_transfer_results",
+    "handle_preemptions",
+    "has_connector_metadata",
+    "has_pending_block_frees",
+    "has_pending_push_work",
+    "on_new_request",
+    "register_finished_partial_tail",
+    "register_kv_caches",
+    "request_finished",
+    "requires_kv_delivery",
+    "requires_piecewise_for_cudagraph",
+    "reset_cache",
+    "reset_capture_state",
+    "role",
+    "save_kv_layer",
+    "set_host_xfer_buffer_ops",
+    "set_xfer_handshake_metadata",
+    "set_xfer_handshake_metadata_pp_aware",
+    "shutdown",
+    "start_load_kv",
+    "supports_divergent_local_hybrid_hits",
+    "take_events",
+    "update_connector_output",
+    "update_state_after_alloc",
+    "wait_for_layer_load",
+    "wait_for_save",
+}
+#: What vLLM asks of a class, of ours in either mode, and not of an object.
+CLASS_HOOKS = {
+    "build_kv_connector_stats",
+    "build_prom_metrics",
+    "get_required_kvcache_layout",
+    "requires_piecewise_for_cudagraph",
+}
+
+
+def public(cls: type) -> set[str]:
+    return {name for name in vars(cls) if not name.startswith("_")}
+
+
 def parameters(function) -> list[str]:
     return list(inspect.signature(function).parameters)
 
@@ -54,6 +117,28 @@ class TestVLLM:
             assert hasattr(KVConnectorBase_V1, name), name
         assert "self._lmcache_engine = cls(" in source(LMCacheConnectorV1.__init__)
 
+    def test_a_connector_has_no_hook_that_nobody_has_thought_of(self):
+        from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+        from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
+
+        assert public(KVConnectorBase_V1) == HOOKS
+        assert public(LMCacheConnectorV1) <= HOOKS
+        # What a connector says that handles several groups of KV caches, and an option of LMCache's.
+        beyond = {"request_finished_all_groups", "transfer_intermediate_tensors"}
+        assert public(LMCacheMPConnector) <= HOOKS | beyond
+
+    def test_what_vllm_asks_of_a_class_has_the_same_answer_in_either_mode(self):
+        from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+        from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
+
+        of_classes = {name for name, hook in vars(KVConnectorBase_V1).items() if isinstance(hook, classmethod)}
+        assert of_classes == CLASS_HOOKS
+        for connector in (LMCacheConnectorV1, LMCacheMPConnector):
+            assert connector.get_required_kvcache_layout(None) is None
+            assert connector.requires_piecewise_for_cudagraph({}) is False
+
     def test_statistics_of_scheduler_and_workers_are_collected_and_added_up(self):
         from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
         from vllm.v1.core.sched.scheduler import Scheduler
@@ -71,6 +156,30 @@ class TestVLLM:
         for name in ("block_hashes", "cache_salt", "kv_transfer_params", "num_prompt_tokens", "prompt_token_ids"):
             assert f"self.{name}" in body, name
         assert "sampling_params=request.sampling_params" in source(NewRequestData.from_request)
+
+    def test_adapters_and_embeddings_are_told_apart_by_what_the_connector_reads(self):
+        from vllm.lora.request import LoRARequest
+        from vllm.v1.core import kv_cache_utils
+        from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
+        from vllm.v1.request import Request
+
+        assert '[("lora", lora_request.lora_name, lora_request.lora_path)]' in source(
+            kv_cache_utils._gen_lora_extra_hash_keys
+        )
+        assert {"lora_name", "lora_path"} <= set(LoRARequest.__struct_fields__)
+        body = source(Request)
+        assert "self.prompt_embeds = prompt_embeds" in body
+        assert "[0] * self.num_prompt_tokens" in body
+        assert {"prompt_token_ids", "prompt_embeds"} <= set(NewRequestData.__dataclass_fields__)
+        assert isinstance(NewRequestData.prompt_len, property)
+        assert "resumed_req_ids" in CachedRequestData.__dataclass_fields__
+
+    def test_several_connectors_statistics_are_filed_under_their_classes_names(self):
+        from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+
+        assert "connector_id = c.__class__.__name__" in source(MultiConnector.get_kv_connector_stats)
+        assert "get_connector_class_by_name(" in source(MultiConnector.build_kv_connector_stats)
+        assert "prom_metrics[connector_cls.__name__]" in source(MultiConnector.build_prom_metrics)
 
     def test_block_hashes_exist_wherever_there_is_a_connector(self):
         from vllm.v1.engine.core import EngineCore
@@ -112,6 +221,35 @@ class TestLMCache:
         body = source(LMCacheConnectorV1Impl)
         for name in ("self.load_specs", "self._requests_priority", "self.async_loading", "self.config"):
             assert f"{name}" in body, name
+
+    def test_a_resumed_request_must_have_computed_what_its_lookup_found(self):
+        """`SchedulerSide.settle_resumed` makes it so; once LMCache does not assert it, that can go."""
+        from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl, LoadSpec
+
+        body = " ".join(source(LMCacheConnectorV1Impl.build_connector_meta).split())
+        assert "if preempted: assert load_spec is not None" in body
+        assert "expected = max(lmcache_cached_tokens, load_spec.vllm_cached_tokens)" in body
+        assert "assert request.num_computed_tokens == expected" in body
+        assert list(LoadSpec.__dataclass_fields__) == ["vllm_cached_tokens", "lmcache_cached_tokens", "can_load"]
+        assert "self._unfinished_requests[request.request_id] = request" in source(LMCacheConnectorV1Impl)
+
+    def test_keys_know_nothing_of_adapters_and_a_prompt_must_have_token_ids(self):
+        """`connector/isolation.py` is for this; what of it LMCache has learned can go."""
+        from lmcache.integration.vllm import lmcache_mp_connector, lmcache_mp_metadata, utils, vllm_v1_adapter
+
+        assert not [module for module in (vllm_v1_adapter, utils, lmcache_mp_metadata) if "lora" in source(module)]
+        assert "lora_request" not in source(lmcache_mp_connector)
+        assert "len(new_request.prompt_token_ids)" in source(vllm_v1_adapter.RequestTracker.from_new_request)
+        assert "self.all_token_ids = request.all_token_ids" in source(lmcache_mp_metadata.LMCacheMPRequestTracker)
+
+    def test_a_stores_event_names_the_last_chunk_that_it_saw_as_a_chunks_parent(self):
+        from lmcache.utils import CacheStoreEvent
+        from lmcache.v1.cache_engine import LMCacheEngine
+
+        body = source(LMCacheEngine.store)
+        assert "parent_block_hash=None if start == 0 else prev_key" in body
+        assert "self.kv_events.append(stored_event)" in body
+        assert "parent_block_hash" in CacheStoreEvent.__dataclass_fields__
 
     def test_store_takes_its_chunks_from_the_token_database_and_allocates_one_by_one(self):
         from lmcache.v1.cache_engine import LMCacheEngine

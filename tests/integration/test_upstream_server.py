@@ -75,6 +75,25 @@ def test_keys_have_the_salt_that_a_tracker_has():
         assert "cache_salt=tracker.cache_salt" in source(metadata)
 
 
+def test_several_connectors_statistics_are_found_by_the_name_that_ours_is_registered_under():
+    """vLLM's MultiConnector would end the engine, and the API server, at the first ones otherwise."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+
+    from efficient_lmcache.connector import plugin
+    from efficient_lmcache.connector.connector import EfficientLMCacheConnector
+    from efficient_lmcache.connector.server_connector import ServerConnector
+
+    plugin.register()
+    for connector in (EfficientLMCacheConnector, ServerConnector):
+        name = connector.__name__
+        assert KVConnectorFactory.get_connector_class_by_name(name) is EfficientLMCacheConnector
+        taken = {name: {"counters": {"stored_tokens": 2}, "gauges": {}}}
+        stats = MultiConnector.build_kv_connector_stats(taken)
+        assert stats is not None
+        assert stats.reduce() == {name: {"stored_tokens": 2}}
+
+
 def test_what_workers_are_told_to_copy_has_a_direction_and_a_range():
     from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPConnectorMetadata, LMCacheMPRequestMetadata
     from lmcache.integration.vllm.vllm_multi_process_adapter import LoadStoreOp

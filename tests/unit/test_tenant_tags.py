@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from efficient_lmcache.connector import tenants, vllm_adapter
-from efficient_lmcache.connector.isolation import TENANT_TAG_KEY, TenantIsolation
+from efficient_lmcache.connector.isolation import TENANT_TAG_KEY, RequestIsolation
 from efficient_lmcache.connector.tenants import TENANT_KEY_VARIABLE, tenant_digest
 
 
@@ -20,6 +20,8 @@ def request(salt: str | None = None, transfer_params: Any = None, request_id: st
     return SimpleNamespace(
         request_id=request_id,
         cache_salt=salt,
+        lora_request=None,
+        prompt_embeds=None,
         sampling_params=SimpleNamespace(extra_args=extra_args),
         kv_transfer_params=transfer_params,
     )
@@ -44,7 +46,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("transfer_params", [None, {}, {"lmcache.tag.team": "x", "lmcache.skip_save": True}, "garbage"])
 @pytest.mark.parametrize("salt", [None, ""])
 def test_without_a_salt_a_request_is_left_as_it_is(salt, transfer_params):
-    isolation, served = TenantIsolation(), request(salt, transfer_params)
+    isolation, served = RequestIsolation(), request(salt, transfer_params)
     params, before = served.sampling_params, copy.deepcopy(served.sampling_params)
     assert isolation.may_use_lmcache(served)
     assert served.sampling_params is params
@@ -53,7 +55,7 @@ def test_without_a_salt_a_request_is_left_as_it_is(salt, transfer_params):
 
 def test_a_salted_request_gets_its_tenants_tag_as_the_last_and_keeps_its_own():
     served = request("tenant-a", {"lmcache.tag.team": "x", "efficient_lmcache.task_id": "7"})
-    assert TenantIsolation().may_use_lmcache(served)
+    assert RequestIsolation().may_use_lmcache(served)
     assert sent(served) == [
         ("lmcache.tag.team", "x"),
         ("efficient_lmcache.task_id", "7"),
@@ -62,7 +64,7 @@ def test_a_salted_request_gets_its_tenants_tag_as_the_last_and_keeps_its_own():
 
 
 def test_asking_again_changes_nothing_and_a_sessions_next_input_gets_the_tag_too():
-    isolation, served = TenantIsolation(), request("tenant-a")
+    isolation, served = RequestIsolation(), request("tenant-a")
     assert isolation.may_use_lmcache(served)
     tagged = served.sampling_params
     assert isolation.may_use_lmcache(served)
@@ -77,7 +79,7 @@ def test_requests_that_share_their_sampling_parameters_get_their_own_tags():
     served = [request(salt) for salt in ("a", "b", None)]
     for one in served:
         one.sampling_params = shared
-        assert TenantIsolation().may_use_lmcache(one)
+        assert RequestIsolation().may_use_lmcache(one)
     assert [sent(one)[0][1] for one in served[:2]] == [tenant_digest("a"), tenant_digest("b")]
     assert shared.extra_args is None
 
@@ -85,10 +87,10 @@ def test_requests_that_share_their_sampling_parameters_get_their_own_tags():
 def test_nobody_chooses_a_tenants_tag():
     stolen = tenant_digest("tenant-a")
     unsalted = request(None, {TENANT_TAG_KEY: stolen, "lmcache.tag.team": "x"})
-    assert TenantIsolation().may_use_lmcache(unsalted)
+    assert RequestIsolation().may_use_lmcache(unsalted)
     assert sent(unsalted) == [("lmcache.tag.team", "x")]
     other = request("tenant-b", {TENANT_TAG_KEY: stolen, "lmcache.tag.team": f"x@{TENANT_TAG_KEY}%{stolen}"})
-    assert TenantIsolation().may_use_lmcache(other)
+    assert RequestIsolation().may_use_lmcache(other)
     assert sent(other)[-1] == (TENANT_TAG_KEY, tenant_digest("tenant-b"))
     assert [name for name, _ in sent(other)].count(TENANT_TAG_KEY) == 1
 
@@ -129,7 +131,7 @@ def test_tasks_of_tenants_are_told_apart_without_their_salts():
 
 
 def test_where_lmcache_does_not_heed_tags_salted_requests_do_without_it(caplog):
-    isolation = TenantIsolation("LMCache's use_layerwise makes keys without a request's tags")
+    isolation = RequestIsolation("LMCache's use_layerwise makes keys without a request's tags")
     assert "served without LMCache: LMCache's use_layerwise" in caplog.text
     salted, unsalted = request("tenant-a", request_id="1"), request(None, request_id="2")
     assert not isolation.may_use_lmcache(salted)
@@ -141,7 +143,7 @@ def test_where_lmcache_does_not_heed_tags_salted_requests_do_without_it(caplog):
 
 
 def test_a_salted_pooling_request_has_nothing_to_carry_a_tag_and_does_without_lmcache():
-    isolation, pooling = TenantIsolation(), request("tenant-a")
+    isolation, pooling = RequestIsolation(), request("tenant-a")
     pooling.sampling_params = None
     assert not isolation.may_use_lmcache(pooling)
     pooling.cache_salt, pooling.request_id = None, "unsalted"
@@ -149,7 +151,7 @@ def test_a_salted_pooling_request_has_nothing_to_carry_a_tag_and_does_without_lm
 
 
 def test_what_cannot_be_tagged_is_computed_said_once_and_never_raises(caplog):
-    isolation = TenantIsolation()
+    isolation = RequestIsolation()
     for index in range(3):
         assert not isolation.may_use_lmcache(request("tenant-a", "garbage", request_id=str(index)))
     assert len(isolation.without_lmcache) == 3

@@ -1,0 +1,120 @@
+"""What would end an engine that plain LMCache would keep serving, and what would end plain LMCache's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed (the cpu or gpu extra)")
+pytest.importorskip("lmcache", reason="LMCache is not installed (the cpu or gpu extra)")
+
+import torch
+from lmcache.integration.vllm.vllm_v1_adapter import LoadSpec
+from vllm.v1.core.sched.output import NewRequestData
+
+from efficient_lmcache.connector import vllm_adapter
+from efficient_lmcache.connector.connector import close_parts, start_or_do_without
+from efficient_lmcache.connector.lmcache_adapter import SchedulerSide
+from efficient_lmcache.connector.options import OptionError
+
+
+def settled(computed_tokens: int, found: LoadSpec | None) -> LoadSpec | None:
+    """What LMCache is told of one resumed request."""
+    impl: Any = SimpleNamespace(
+        _unfinished_requests={"request": SimpleNamespace(num_computed_tokens=computed_tokens)},
+        load_specs={} if found is None else {"request": found},
+    )
+    SchedulerSide(impl).settle_resumed({"request"})
+    told: LoadSpec | None = impl.load_specs.get("request")
+    return told
+
+
+def lmcache_accepts(computed_tokens: int, told: LoadSpec | None) -> bool:
+    """Its assertions, of a prompt that is longer than what was found of it."""
+    return told is not None and computed_tokens == max(told.lmcache_cached_tokens, told.vllm_cached_tokens)
+
+
+@pytest.mark.parametrize(
+    ("computed_tokens", "found"),
+    [
+        pytest.param(0, None, id="never looked up"),
+        pytest.param(256, None, id="never looked up, and in the GPU"),
+        pytest.param(0, LoadSpec(0, 768, False), id="vLLM restores nothing of it"),
+        pytest.param(256, LoadSpec(256, 512, False), id="too little to restore"),
+        pytest.param(512, LoadSpec(256, 384, False), id="another connector restores more"),
+        pytest.param(512, LoadSpec(512, 256, False), id="the GPU has more"),
+    ],
+)
+def test_a_resumed_request_of_which_lmcache_restores_nothing_is_one_that_it_accepts(computed_tokens, found):
+    told = settled(computed_tokens, found)
+    assert lmcache_accepts(computed_tokens, told)
+    assert told is not None
+    assert not told.can_load
+    assert told.lmcache_cached_tokens <= (found.lmcache_cached_tokens if found else 0)
+
+
+def test_a_resumed_request_that_lmcache_restores_is_left_as_it_is():
+    found = LoadSpec(256, 768, True)
+    assert settled(768, found) is found
+
+
+def test_a_request_that_lmcache_does_not_know_stays_unknown():
+    impl: Any = SimpleNamespace(_unfinished_requests={}, load_specs={})
+    SchedulerSide(impl).settle_resumed({"request"})
+    assert impl.load_specs == {}
+
+
+def new_request(token_ids: list[int] | None, embeddings: Any = None) -> NewRequestData:
+    return NewRequestData("request", token_ids, [], None, None, ([1],), 0, None, prompt_embeds=embeddings)
+
+
+def test_a_step_without_embeddings_reaches_lmcache_as_it_is():
+    step: Any = SimpleNamespace(scheduled_new_reqs=[new_request([1, 2, 3])])
+    assert vllm_adapter.with_token_ids(step) is step
+
+
+def test_a_prompt_of_embeddings_has_as_many_token_ids_as_embeddings_and_the_step_itself_is_untouched():
+    tokens, embeddings = new_request([1, 2, 3]), new_request(None, torch.zeros(5, 8))
+    step: Any = SimpleNamespace(scheduled_new_reqs=[tokens, embeddings], other="kept")
+    seen = vllm_adapter.with_token_ids(step)
+    assert seen.scheduled_new_reqs[0] is tokens
+    assert seen.scheduled_new_reqs[1].prompt_token_ids == [0] * 5
+    assert vars(seen)["other"] == "kept"
+    assert step.scheduled_new_reqs == [tokens, embeddings]
+    assert embeddings.prompt_token_ids is None
+
+
+def test_what_only_we_stumble_over_at_the_start_does_not_stop_the_engine(caplog):
+    def start() -> None:
+        raise KeyError("a layout that nobody has thought of")
+
+    start_or_do_without(start)
+    assert "Starting write admission failed: KeyError" in caplog.text
+
+
+def test_a_users_mistake_does():
+    def start() -> None:
+        raise OptionError("efficient.decision_log cannot be written")
+
+    with pytest.raises(OptionError, match="decision_log"):
+        start_or_do_without(start)
+
+
+class Part:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.closed = False
+        self._error = error
+
+    def close(self) -> None:
+        self.closed = True
+        if self._error is not None:
+            raise self._error
+
+
+def test_every_part_is_closed_whatever_becomes_of_the_others(caplog):
+    parts = [Part(), Part(OSError("no space left")), Part()]
+    close_parts(parts[0], None, *parts[1:])
+    assert all(part.closed for part in parts)
+    assert "Closing Part failed: OSError: no space left" in caplog.text
