@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter as Tally
+from contextlib import suppress
 from typing import Any
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import REGISTRY, Counter, Gauge
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from efficient_lmcache.core.admission import Decision, Outcome
@@ -185,6 +186,18 @@ def _gauges(decision: Decision, remote: Decision | None) -> dict[str, float]:
     return {**gauges, **{name: value for name, value in if_known.items() if value is not None}}
 
 
+#: What is registered in this process. Several engines of one process have one registry.
+_registered: list[Any] = []
+
+
+def _unregister() -> None:
+    """As vLLM does with metrics named `vllm:` when it makes its loggers anew: for a second engine in a process, or for
+    another number of engines (elastic scaling)."""
+    while _registered:
+        with suppress(KeyError):  # not there: another registry's, as Ray's
+            REGISTRY.unregister(_registered.pop())
+
+
 class ConnectorPromMetrics(KVConnectorPromMetrics):
     """Registers every metric up front, so that a dashboard shows zeros before the first request.
 
@@ -202,10 +215,20 @@ class ConnectorPromMetrics(KVConnectorPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._lmcache = lmcache
-        counter, gauge = metric_types[Counter], metric_types[Gauge]
+        _unregister()
+
+        def counter(name: str, help_text: str, labelnames: list[str]) -> Any:
+            _registered.append(metric_types[Counter](_PREFIX + name, help_text, labelnames=labelnames))
+            return _registered[-1]
+
+        def gauge(name: str, help_text: str) -> Any:
+            made = metric_types[Gauge](_PREFIX + name, help_text, labelnames=labelnames, multiprocess_mode="mostrecent")
+            _registered.append(made)
+            return made
+
         self._counters: dict[str, dict[int, Any]] = {}
         for name, help_text in OUTCOME_COUNTERS.items():
-            outcomes = counter(_PREFIX + name, help_text, labelnames=[*labelnames, "outcome"])
+            outcomes = counter(name, help_text, [*labelnames, "outcome"])
             self._counters |= {
                 f"{name}.{outcome.value}": {
                     engine: outcomes.labels(*values, outcome.value) for engine, values in per_engine_labelvalues.items()
@@ -214,11 +237,8 @@ class ConnectorPromMetrics(KVConnectorPromMetrics):
             }
         plain = {**DECISION_COUNTERS, **REMOTE_COUNTERS, **WORKER_COUNTERS, **TELEMETRY_COUNTERS}
         for name, help_text in plain.items():
-            self._counters[name] = self._per_engine(counter(_PREFIX + name, help_text, labelnames=labelnames))
-        self._gauges = {
-            name: self._per_engine(gauge(_PREFIX + name, text, labelnames=labelnames, multiprocess_mode="mostrecent"))
-            for name, text in GAUGES.items()
-        }
+            self._counters[name] = self._per_engine(counter(name, help_text, labelnames))
+        self._gauges = {name: self._per_engine(gauge(name, help_text)) for name, help_text in GAUGES.items()}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, amount in transfer_stats_data["counters"].items():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pickle
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 pytest.importorskip("vllm", reason="vLLM is not installed (the cpu or gpu extra)")
 
-from efficient_lmcache.connector.metrics import ConnectorStats, StatsCollector
+from efficient_lmcache.connector.metrics import ConnectorPromMetrics, ConnectorStats, StatsCollector
 from efficient_lmcache.core.admission import AdmissionParameters, FixedAdmission, RequestFacts
 
 POLICY_PARAMETERS = AdmissionParameters(chunk_tokens=256, bytes_per_token=1024, configured_capacity_bytes=2**20)
@@ -93,3 +96,21 @@ def test_gauges_that_are_set_travel_once_and_decisions_do_not_unset_them():
     taken = stats.take()
     assert taken is not None
     assert (taken.data["gauges"]["pool_engines"], taken.data["gauges"]["active_pool_tasks"]) == (2.0, 1)
+
+
+def test_an_engine_started_anew_or_with_more_ranks_in_the_same_process_shows_its_metrics_too():
+    config: Any = SimpleNamespace(kv_transfer_config=None)
+    types: dict[Any, Any] = {metric: metric for metric in (Counter, Gauge, Histogram)}
+    for engines in (1, 2, 2):
+        shown = ConnectorPromMetrics(config, types, ["engine"], {engine: [str(engine)] for engine in range(engines)})
+        for engine in range(engines):
+            data = {"counters": {"stored_tokens": 5, "decisions.refill": 1}, "gauges": {"pressure": 1.0}}
+            shown.observe(data, engine)
+        for engine in range(2):
+            labels = {"engine": str(engine)}
+            expected = [5.0, 1.0, 1.0] if engine < engines else [None] * 3
+            assert [
+                REGISTRY.get_sample_value("efficient_lmcache:stored_tokens_total", labels),
+                REGISTRY.get_sample_value("efficient_lmcache:decisions_total", {**labels, "outcome": "refill"}),
+                REGISTRY.get_sample_value("efficient_lmcache:pressure", labels),
+            ] == expected
