@@ -21,9 +21,14 @@ def failure(message: object, status: int) -> typer.Exit:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """What a user can do wrong, a missing package included, ends as one line on stderr and exit code 2."""
+    """What a user can do wrong, a missing package included, ends as one line on stderr and exit code 2.
+
+    A reader of stdout that has gone (`… | head`) is no error to tell anybody of.
+    """
     try:
         yield
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError, ImportError) as error:
         raise failure(error, USER_ERROR_STATUS) from None
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +39,15 @@ def test_info_reports_the_trace_as_json(trace: Path) -> None:
     }
     shared = facts["shared_prefix"]
     assert 0 < shared["previous_prompt_tokens"] < shared["cache_stable_tokens"] < facts["prompt_tokens"]
+
+
+def test_a_reader_of_the_output_that_has_gone_is_no_error(trace: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "efficient_lmcache.cli", "trace", "info", str(trace), "--json"]
+    result = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (1, b"")
 
 
 def test_info_shows_a_table(trace: Path) -> None:
