@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import shutil
 from pathlib import Path
 
@@ -79,6 +80,16 @@ def test_packed_files_that_are_not_read_are_named(packed: bytes, name: str, tmp_
     result = run_import(tmp_path / "f.jsonl", tmp_path / "t")
     assert result.exit_code == 2
     assert f"f.jsonl: is a {name} file; plain and gzip ones are read, so unpack it first" in result.stderr
+
+
+def test_a_pipe_is_no_recording(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, source_of("weka").read_bytes())
+    os.close(writing)
+    result = run_import(Path(f"/dev/fd/{reading}"), tmp_path / "t")
+    os.close(reading)
+    assert result.exit_code == 2
+    assert "is a pipe; a recording is read more than once, so it must be a file" in result.stderr
 
 
 def test_a_record_may_be_written_over_several_lines(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def _require_no_trace(source: Path) -> None:
     try:
         with TraceReader(source):
             pass
-    except TraceError:
+    except (TraceError, OSError):
         return
     raise RecordingError(f"{source}: is a trace already; an import makes one of a recording")
 

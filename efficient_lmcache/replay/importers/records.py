@@ -72,6 +72,8 @@ def _goes_on(first: bytes, stream: BufferedReader) -> bool:
 
 
 def _decompressed(raw: BufferedReader, path: Path) -> BufferedReader:
+    if not raw.seekable():
+        raise RecordingError(f"{path}: is a pipe; a recording is read more than once, so it must be a file")
     head = raw.read(8)
     raw.seek(0)
     for magic, name in _UNREAD_MAGICS.items():
