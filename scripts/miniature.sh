@@ -10,7 +10,8 @@ source=${EFFICIENT_LMCACHE_DATA:-../shared}/traces/swebench-verified-mini-swe-ag
 case $plan in
 miniature) tasks=79 trim=(--calls 12) shares_server= ;;
 nightly) tasks=32 trim=(--calls 12) shares_server= ;;
-server-mode | three-engines) tasks=24 trim=(--tasks 20 --calls 9) shares_server=yes ;;
+server-mode) tasks=32 trim=(--calls 12) shares_server=yes synthesized=(--tasks 32 --calls-per-task 12) ;;
+three-engines) tasks=24 trim=(--tasks 20 --calls 9) shares_server=yes synthesized=(--tasks 20 --calls-per-task 9) ;;
 *) echo "error: the plan is '$plan'; it must be miniature, nightly, server-mode or three-engines" >&2 && exit 2 ;;
 esac
 if [ ! -f "$out/agents.trace" ] && [ ! -f "$source" ] && [ -z "$shares_server" ]; then
@@ -26,7 +27,7 @@ if [ ! -f "$out/agents.trace" ] && [ -f "$source" ]; then
     rm "$out/whole.trace"
 elif [ ! -f "$out/agents.trace" ]; then
     echo "$source is absent: agents are synthesized" >&2
-    "${elm[@]}" trace synthesize --out "$out/agents.trace" --tasks 20 --calls-per-task 9 --vocab 16384 \
+    "${elm[@]}" trace synthesize --out "$out/agents.trace" "${synthesized[@]}" --vocab 16384 \
         --max-output 8 --max-prompt 14000
 fi
 [ -f "$out/model/config.json" ] || "${elm[@]}" model create "$out/model"
