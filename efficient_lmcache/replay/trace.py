@@ -40,6 +40,16 @@ __all__ = [
 Tokens = npt.NDArray[np.uint32]  # one-dimensional
 MAX_VOCAB_SIZE = 1 << 32
 _UINT16_IDS = 1 << 16
+_MANIFEST: dict[str, type | tuple[type, type]] = {
+    "vocab_size": int,
+    "tokenizer": str,
+    "source": str,
+    "assumptions": (list, str),
+    "history": (list, dict),
+}
+_FOOTER: dict[str, type | tuple[type, type]] = {"tasks": (list, dict), "sha256": bytes}
+_COUNTS = ("calls", "prompt_tokens", "output_tokens", "max_prompt_tokens", "offset")
+_INDEX_ENTRY: dict[str, type | tuple[type, type]] = {"task_id": str, **dict.fromkeys(_COUNTS, int)}
 _HASH_BLOCK_BYTES = 1 << 20
 
 
@@ -222,13 +232,16 @@ class TraceReader:
         manifest, _ = frames.read_frame(self._file, first, self.path, "the manifest")
         footer, _ = frames.read_frame(self._file, self._footer_offset, self.path, "the footer")
         try:
-            self.manifest = Manifest.from_json(manifest)
-            entries = [dict(entry) for entry in footer["tasks"]]
-            self._offsets = [int(entry.pop("offset")) for entry in entries]
+            self.manifest = Manifest.from_json(_checked(manifest, _MANIFEST))
+            footer = _checked(footer, _FOOTER)
+            entries = [_checked(entry, _INDEX_ENTRY) for entry in footer["tasks"]]
+            self._offsets = [entry.pop("offset") for entry in entries]
             self.tasks = [TaskInfo(**entry) for entry in entries]
-            self.sha256 = bytes(footer["sha256"]).hex()
+            self.sha256 = footer["sha256"].hex()
+            if not 1 <= self.manifest.vocab_size <= MAX_VOCAB_SIZE:
+                raise ValueError(f"vocab_size is {self.manifest.vocab_size}; it must be from 1 to {MAX_VOCAB_SIZE}")
         except (KeyError, TypeError, ValueError) as error:
-            raise TraceError(f"{self.path}: the manifest or the footer lacks a field: {error}") from error
+            raise TraceError(f"{self.path}: the manifest or the footer lacks a field or garbles it: {error}") from error
         self.totals = Totals(
             tasks=len(self.tasks),
             calls=sum(task.calls for task in self.tasks),
@@ -245,8 +258,8 @@ class TraceReader:
         info = self.tasks[task_index]
         where = f"task {info.task_id!r} (number {task_index + 1})"
         record, _ = frames.read_frame(self._file, self._offsets[task_index], self.path, where)
-        rows = record.get("calls", ()) if isinstance(record, dict) else ()
-        if len(rows) != info.calls or record["task_id"] != info.task_id:
+        rows = record.get("calls") if isinstance(record, dict) else None
+        if not isinstance(rows, list) or len(rows) != info.calls or record.get("task_id") != info.task_id:
             raise TraceError(f"{self.path}: {where} is not the record that the index promises")
         known: Tokens = np.empty(0, np.uint32)
         for number, row in enumerate(rows):
@@ -288,12 +301,28 @@ class TraceReader:
             added, output = (np.frombuffer(part, id_type).astype(np.uint32) for part in (added, output))
         except (TypeError, ValueError) as error:
             raise TraceError(f"{where}: not a call of format version {frames.VERSION}: {error}") from error
-        if not 0 <= keep <= len(known):
-            raise TraceError(f"{where}: keeps {keep} of the {len(known)} tokens before it")
+        if type(keep) is not int or not 0 <= keep <= len(known):
+            raise TraceError(f"{where}: keeps {keep!r} of the {len(known)} tokens before it")
         prompt = _checked_tokens(np.concatenate((known[:keep], added)), self.manifest.vocab_size, f"{where}: prompt")
         call = Call(prompt, _checked_tokens(output, self.manifest.vocab_size, f"{where}: output"), interval_s, start_s)
         _check_seconds(call, where)
         return call
+
+
+def _checked(record: Any, fields: dict[str, type | tuple[type, type]]) -> dict[str, Any]:
+    """The fields of a stored record; KeyError or TypeError for one that is absent, of another kind, or below 0.
+
+    Args:
+        fields: by name, a value's type, or a list's and its elements'.
+    """
+    for name, kind in fields.items():
+        value: Any = record[name]
+        outer, inner = kind if isinstance(kind, tuple) else (kind, None)
+        elements: list[Any] = value if isinstance(value, list) else []
+        right = type(value) is outer and (inner is None or all(type(each) is inner for each in elements))
+        if not right or (outer is int and not 0 <= value < 1 << 63):
+            raise TypeError(f"{name} is {value!r:.60}")
+    return dict(record)
 
 
 def _id_type(vocab_size: int) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from efficient_lmcache.replay import frames
 from efficient_lmcache.replay.synthesize import Workload, synthesize
-from efficient_lmcache.replay.trace import TraceError, TraceReader
+from efficient_lmcache.replay.trace import Manifest, TraceError, TraceReader
 
 SMALL = Workload(tasks=3, calls_per_task=4, vocab_size=500, system_tokens=20, issue_tokens=10, observation_tokens=10)
 
@@ -98,3 +101,38 @@ def test_an_unfinished_write_is_told_from_a_missing_trace(sound: Path, tmp_path:
         TraceReader(tmp_path / "t")
     with pytest.raises(TraceError, match=r"t\.partial: unfinished, truncated or damaged at its end"):
         TraceReader(partial)
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("manifest", {"vocab_size": "9"}, "lacks a field or garbles it: vocab_size is '9'"),
+        ("manifest", {"vocab_size": 0}, "vocab_size is 0; it must be from 1 to"),
+        ("manifest", {"assumptions": [1]}, r"assumptions is \[1\]"),
+        ("manifest", {"more": 1}, "unexpected keyword argument 'more'"),
+        ("task", {"task_id": "b"}, "task 'a' .* is not the record that the index promises"),
+        ("task", {"calls": None}, "task 'a' .* is not the record that the index promises"),
+        ("task", {"calls": [[0.5, b"\1\0", b"\1\0", 0.0, None]]}, "call 0: keeps 0.5 of the 0 tokens before it"),
+        ("entry", {"max_prompt_tokens": None}, "max_prompt_tokens is None"),
+        ("entry", {"offset": -1}, "offset is -1"),
+        ("footer", {"sha256": 3}, "sha256 is 3"),
+        ("footer", {"tasks": [3]}, r"tasks is \[3\]"),
+    ],
+)
+def test_a_trace_of_another_program_with_a_field_of_another_kind_is_named(
+    part: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    def packed(name: str, record: dict[str, Any]) -> bytes:
+        return frames.pack_frame({**record, **change} if name == part else record)
+
+    manifest = packed("manifest", Manifest(9, "synthetic", "a").to_json())
+    task = packed("task", {"task_id": "a", "calls": [[0, b"\1\0", b"\1\0", 0.0, None]]})
+    begin = frames.preamble() + manifest
+    entry = {"task_id": "a", "calls": 1, "prompt_tokens": 1, "output_tokens": 1, "max_prompt_tokens": 1}
+    entry |= {"offset": len(begin), **(change if part == "entry" else {})}
+    written = begin + task
+    footer = packed("footer", {"tasks": [entry], "sha256": hashlib.sha256(written).digest()})
+    path = tmp_path / "made.trace"
+    path.write_bytes(written + footer + frames.pack_trailer(len(written)))
+    with pytest.raises(TraceError, match=rf"made\.trace.*{message}"):
+        read_everything(path)
