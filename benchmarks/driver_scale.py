@@ -8,9 +8,10 @@ are the paper's (median 0.64 s), so that a thousand agents make about 120 calls 
 paper's servers answer to so many. `short`: tasks from their first call on. `paper`: prompts of the paper's mean, 33 K.
 
 Dispatch delay: from the moment the agent would send a call until its body is handed to the open connection, of every
-call of the run, the first ones included. Memory is the client process's peak. The machine's own jitter is printed
-first: how long the same small computation takes on CPU 0, 130 times a second. On a busy machine run all of it under
-`chrt -f 5`.
+call of the run. Of a task's first call it begins when its agent is free (agents start 5 ms apart), so that it includes
+reading the task wherever that is not done ahead. Memory is the client process's peak. The machine's own jitter is
+printed first: how long the same small computation takes on CPU 0, 130 times a second. On a busy machine run all of it
+under `chrt -f 5`.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 
 from efficient_lmcache.replay.driver import CallRow, Driver, DriverOptions
 from efficient_lmcache.replay.protocol import FORCED_TOKENS_KEY, TASK_ID_KEY
@@ -132,7 +133,7 @@ def drive(trace_path: Path, port: int, agents: int, seconds: float) -> None:
 
     async def run(trace: TraceReader, log: Any) -> None:
         def on_row(row: CallRow) -> None:
-            log.write(json.dumps(asdict(row)) + "\n")
+            log.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
             log.flush()
             rows.append(row)
 
@@ -140,7 +141,7 @@ def drive(trace_path: Path, port: int, agents: int, seconds: float) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(driver.run(), seconds)
 
-    with TraceReader(trace_path) as trace, tempfile.TemporaryFile("w") as log:
+    with TraceReader(trace_path) as trace, tempfile.TemporaryFile() as log:
         asyncio.run(run(trace, log))
     sent = [row for row in rows if row.eligible_s is not None and row.dispatched_s is not None]
     report(
@@ -164,9 +165,9 @@ def drive_with_threads(trace_path: Path, port: int, agents: int, seconds: float)
             while True:
                 with reading:
                     task_index = next(waiting)
+                    ready_s = time.monotonic()
                     calls = trace.calls(task_index)
                     call: Call | None = next(calls)
-                ready_s = time.monotonic()
                 while call is not None:
                     eligible_s = ready_s + call.interval_s
                     time.sleep(max(0.0, eligible_s - time.monotonic()))
@@ -192,7 +193,7 @@ def drive_with_threads(trace_path: Path, port: int, agents: int, seconds: float)
 
 
 def request_of(call: Call, task_id: str) -> dict[str, Any]:
-    """What `encode_request` encodes, as Python's own lists."""
+    """What `TaskRequests` encodes, as Python's own lists."""
     return {
         "prompt": call.prompt_tokens.tolist(),
         "max_tokens": len(call.output_tokens),

@@ -3,9 +3,10 @@
 Each call goes to the engine that the router names; there may be only one.
 
 A call becomes eligible once the task's previous response has arrived and the recorded interval (times `time_scale`)
-has passed; a task's first call once its slot has read the task. By then its request is encoded. Prompts are the
-recorded ones, outputs are forced to the recorded ones (`forced_output`) and compared token by token. A call that gets
-no output fails, and the task's later calls are skipped: they would meet a cache that the recorded task never saw.
+has passed; a task's first call once its slot is free, plus that call's interval. All that can be done before is: its
+request is encoded, and shortly before it is due a connection has been found that waits only for the body. Prompts are
+the recorded ones, outputs are forced to the recorded ones (`forced_output`) and compared token by token. A call that
+gets no output fails, and the task's later calls are skipped: they would meet a cache that the recorded task never saw.
 Everything that happened to a call is one `CallRow`.
 
 At any moment an agent holds its task's record, its current prompt and the one before it (4 bytes a
@@ -18,17 +19,16 @@ import asyncio
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import orjson
 
 from efficient_lmcache.replay.open_files import allow_open_files
-from efficient_lmcache.replay.protocol import FORCED_TOKENS_KEY, TASK_ID_KEY
+from efficient_lmcache.replay.requests import TaskRequests
 from efficient_lmcache.replay.routing import Router
 from efficient_lmcache.replay.spelling import option
 from efficient_lmcache.replay.trace import Call, TraceReader
@@ -36,8 +36,8 @@ from efficient_lmcache.replay.trace import Call, TraceReader
 _HEALTH_TIMEOUT_S = 30.0
 _KEEP_ALIVE_S = 1.0  # a server closes idle connections (vLLM after 5 s), maybe just as the next call is sent on one
 _START_INTERVAL_S = 0.005  # between two slots' starts: longer than reading a task and sending its first call
+_AHEAD_S = 0.05  # how long before a call is due its request is made ready: many times what that takes
 _ERROR_TEXT_LENGTH = 500
-_JSON = {"Content-Type": "application/json"}
 
 
 class ReplayOptionError(ValueError):
@@ -168,14 +168,7 @@ class Driver:
         allow_open_files()
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
         timeout = aiohttp.ClientTimeout(total=self._options.call_timeout_s)
-        tracing = aiohttp.TraceConfig()
-        tracing.on_request_chunk_sent.append(self._on_body_sent)
-        session = aiohttp.ClientSession(
-            connector=connector,
-            timeout=timeout,
-            trace_configs=[tracing],
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        session = aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar())
         with _rare_garbage_collections():
             async with session:
                 await self._replay_all(session)
@@ -199,42 +192,42 @@ class Driver:
     def _now_s(self) -> float:
         return time.monotonic() - self._start_s
 
-    async def _on_body_sent(self, _: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-        dispatches_s: list[float] = context.trace_request_ctx
-        dispatches_s.append(self._now_s())
-
     async def _slot(self, number: int, waiting: Iterator[int], session: aiohttp.ClientSession) -> None:
         # All at once, the first of a thousand would not send its call before the last has read its task.
         await asyncio.sleep(number * _START_INTERVAL_S)
+        free_s = number * _START_INTERVAL_S + _AHEAD_S
         for task_index in waiting:
-            await self._replay_task(task_index, session)
+            await self._replay_task(task_index, free_s, session)
+            free_s = self._now_s()
 
-    async def _replay_task(self, task_index: int, session: aiohttp.ClientSession) -> None:
+    async def _replay_task(self, task_index: int, ready_s: float, session: aiohttp.ClientSession) -> None:
         task = self._trace.tasks[task_index]
-        label = task.task_id if self._options.label_tasks else None
-        ready_s: float | None = None
+        requests = TaskRequests(task.task_id if self._options.label_tasks else None)
         failed = False
         for number, call in enumerate(self._trace.calls(task_index)):
             row = CallRow(task.task_id, number, len(call.prompt_tokens), len(call.output_tokens), "skipped")
             if failed:
                 self._on_row(row)
                 continue
-            body = encode_request(call, label)
-            eligible_s = (self._now_s() if ready_s is None else ready_s) + call.interval_s * self._options.time_scale
-            await asyncio.sleep(eligible_s - self._now_s())
+            body = requests.encode(call)
+            eligible_s = ready_s + call.interval_s * self._options.time_scale
+            await asyncio.sleep(eligible_s - _AHEAD_S - self._now_s())
             with self._router.sending(task.task_id) as engine:
                 row = await self._send(replace(row, eligible_s=eligible_s, engine=engine), body, call, session)
+            assert row.finished_s is not None
             ready_s = row.finished_s
             self._on_row(row)
             if row.status == "answered":
-                assert ready_s is not None
                 self._last_answer_s = ready_s
             else:
                 failed = True
                 await self._require_server(session, row)
 
-    async def _send(self, row: CallRow, body: bytes, call: Call, session: aiohttp.ClientSession) -> CallRow:
+    async def _send(self, row: CallRow, body: tuple[bytes, ...], call: Call, session: aiohttp.ClientSession) -> CallRow:
+        """Send a call once it is eligible; until then a connection waits for it."""
+        eligible_s = row.eligible_s
         assert row.engine is not None
+        assert eligible_s is not None
         url = f"{self._router.base_urls[row.engine]}/v1/completions"
         http_status: int | None = None
         dispatches_s: list[float] = []
@@ -243,19 +236,33 @@ class Driver:
             dispatched_s = dispatches_s[0] if dispatches_s else None
             return replace(row, http_status=http_status, dispatched_s=dispatched_s, finished_s=self._now_s())
 
+        headers = {"Content-Type": "application/json", "Content-Length": str(sum(map(len, body)))}
+        data = self._when_due(body, eligible_s, dispatches_s)
         try:
-            async with session.post(url, data=body, headers=_JSON, trace_request_ctx=dispatches_s) as response:
+            async with session.post(url, data=data, headers=headers) as response:
                 http_status = response.status
                 answer = await response.read()
             row = ended()
         except asyncio.CancelledError:
-            self._on_row(replace(ended(), status="cancelled"))
+            if self._now_s() >= eligible_s:
+                self._on_row(replace(ended(), status="cancelled"))
             raise
         except asyncio.TimeoutError:
             return replace(ended(), status="failed", error=f"no response within {self._options.call_timeout_s:g} s")
         except aiohttp.ClientError as error:
             return replace(ended(), status="failed", error=f"{type(error).__name__}: {error}")
         return replace(row, **_outcome(http_status, answer, call))
+
+    async def _when_due(
+        self, body: tuple[bytes, ...], eligible_s: float, dispatches_s: list[float]
+    ) -> AsyncIterator[bytes]:
+        """A request's body, taken by the open connection; notes when that begins."""
+        early_s = eligible_s - self._now_s()
+        if early_s > 0:
+            await asyncio.sleep(early_s)
+        dispatches_s.append(self._now_s())
+        for piece in body:
+            yield piece
 
     async def _require_server(self, session: aiohttp.ClientSession, row: CallRow) -> None:
         """After a failed call: was it the call, or is its server gone?"""
@@ -278,32 +285,17 @@ class Driver:
 
 @contextmanager
 def _rare_garbage_collections() -> Iterator[None]:
-    """A thousand agents' calls in flight are so many live objects that a collection takes tens of milliseconds.
+    """Collect garbage only once it is a million objects.
 
-    By default there is one every few calls; now one per ten thousand, since a call leaves a handful of small objects.
+    A thousand agents' calls in flight are so many live objects that a collection takes tens of milliseconds, and finds
+    nothing: a call's objects free each other.
     """
     thresholds = gc.get_threshold()
-    gc.set_threshold(100_000)
+    gc.set_threshold(1_000_000)
     try:
         yield
     finally:
         gc.set_threshold(*thresholds)
-
-
-def encode_request(call: Call, task_id: str | None) -> bytes:
-    """The JSON of one recorded call's completion request, labelled with its task if `task_id` is given."""
-    label = {} if task_id is None else {"kv_transfer_params": {TASK_ID_KEY: task_id}}
-    request = {
-        "prompt": call.prompt_tokens,
-        "max_tokens": len(call.output_tokens),
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_token_ids": True,
-        "vllm_xargs": {FORCED_TOKENS_KEY: call.output_tokens},
-        **label,
-    }
-    # A twentieth of json's time; a mean prompt of the paper would hold up all other agents for milliseconds.
-    return orjson.dumps(request, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _outcome(http_status: int, answer: bytes, call: Call) -> dict[str, Any]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 from rich.console import Console
 
 from efficient_lmcache.core.workingset import gamma_g
@@ -213,12 +213,12 @@ class _Run:
         assert main_task is not None
         with (
             on_ending_signal(lambda: loop.call_soon_threadsafe(main_task.cancel)),
-            open(self.directory.calls, "w") as calls,
+            open(self.directory.calls, "wb") as calls,
             ReplayProgress(self.tally, self.record.calls, self.console) as progress,
         ):
 
             def on_row(row: CallRow) -> None:
-                calls.write(json.dumps(asdict(row)) + "\n")
+                calls.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
                 calls.flush()
                 self.tally.add(row)
                 self.answered[row.engine] += row.status == "answered"

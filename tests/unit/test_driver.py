@@ -16,6 +16,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 from fake_server import FakeServer
 
+from efficient_lmcache.replay import driver as driver_module
 from efficient_lmcache.replay.driver import (
     CallRow,
     Driver,
@@ -214,6 +215,22 @@ async def test_cancelling_records_what_was_in_flight(make_trace: Callable[..., P
     with pytest.raises(asyncio.CancelledError):
         await running
     assert [row.status for row in rows] == ["answered", "cancelled"]
+
+
+@pytest.mark.parametrize(("time_scale", "ahead_s"), [(1.0, 0.0), (0.0, 60.0)])
+async def test_cancelling_records_nothing_of_a_call_that_is_not_due_yet(
+    time_scale: float, ahead_s: float, make_trace: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its agent's pause, and while a connection waits for it already."""
+    monkeypatch.setattr(driver_module, "_AHEAD_S", ahead_s)
+    rows: list[CallRow] = []
+    path, server = make_trace(tasks=1, calls=1, interval_s=60.0), FakeServer({})
+    running = asyncio.create_task(replay(path, server, rows, time_scale=time_scale))
+    await asyncio.sleep(0.2)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (rows, server.bodies) == ([], [])
 
 
 def test_a_tally_adds_up_answered_calls_only() -> None:
