@@ -42,6 +42,7 @@ class Engine:
         max_model_len: int = 4096,
         transfer_config: dict[str, Any] | None = None,
         compile_model: bool = False,
+        llm_options: dict[str, Any] | None = None,
     ) -> None:
         configure_environment(host_mib, remote_url)
         from vllm import LLM
@@ -55,6 +56,7 @@ class Engine:
             max_num_seqs=max_num_seqs,
             disable_log_stats=False,
             enforce_eager=not compile_model,  # compiling takes longer than most scenarios
+            **(llm_options or {}),
             kv_transfer_config={
                 "kv_connector": connector,
                 "kv_role": "kv_both",
