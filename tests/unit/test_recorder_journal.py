@@ -14,9 +14,10 @@ from recorder_harness import finished_trace
 
 from efficient_lmcache.replay.recorder import recorder as recorder_module
 from efficient_lmcache.replay.recorder.finish import write_trace
-from efficient_lmcache.replay.recorder.journal import JournalError, journal_path
+from efficient_lmcache.replay.recorder.journal import CallRecord, JournalError, JournalReader, journal_path
+from efficient_lmcache.replay.recorder.key_file import key_path
 from efficient_lmcache.replay.recorder.lanes import Lanes
-from efficient_lmcache.replay.recorder.recorder import Recorder, RecordOptions, key_path
+from efficient_lmcache.replay.recorder.recorder import Recorder, RecordOptions
 from efficient_lmcache.replay.trace import Tokens, TraceReader
 
 OPTIONS = {"vocab_size": 5000}
@@ -162,6 +163,35 @@ def test_a_private_journal_without_its_key_is_refused(tmp_path: Path) -> None:
     key_path(options.out).unlink()
     with pytest.raises(JournalError, match=r"T\.key"):
         Recorder(options)
+
+    with pytest.raises(JournalError, match=r"T\.key: the private journal's key cannot be read"):
+        write_trace(options.out)
+    assert journal_path(options.out).exists()
+
+
+def test_a_private_journal_shows_no_ids_and_no_names(tmp_path: Path) -> None:
+    options = RecordOptions(tmp_path / "T", private=True, **OPTIONS)
+    recorder = Recorder(options)
+    prompt = np.arange(1000, 1500, dtype=np.uint32)
+    record(recorder, "django-1", prompt, tokens(7))
+    record(recorder, "django-1", prompt, tokens(7))
+    recorder.close()
+    with JournalReader(journal_path(options.out)) as reader:
+        first, second = (call for _, call in reader.records() if isinstance(call, CallRecord))
+    assert "django" not in first.task
+    assert prompt[:2].tobytes() not in first.added
+    assert first.output != second.output
+    assert tokens(7).tobytes() not in (first.output, second.output)
+
+
+def test_a_private_recording_goes_on_with_the_tasks_that_nobody_named(tmp_path: Path) -> None:
+    options = RecordOptions(tmp_path / "T", private=True, **OPTIONS)
+    conversation = np.random.default_rng(0).integers(5000, size=2000, dtype=np.uint32)
+    for length in (500, 700, 900):
+        recorder = Recorder(options)
+        record(recorder, None, conversation[:length], tokens(1, 2))
+        recorder.close()
+    assert {name: len(calls) for name, calls in finished_trace(options.out).items()} == {"inferred-1": 3}
 
 
 def test_a_full_disk_costs_the_record_and_not_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

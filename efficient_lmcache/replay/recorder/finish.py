@@ -11,7 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from efficient_lmcache.replay.recorder.journal import CallRecord, FailedRecord, Header, JournalReader, journal_path
-from efficient_lmcache.replay.recorder.recorder import Tally, extend, key_path
+from efficient_lmcache.replay.recorder.key_file import key_path, read_key
+from efficient_lmcache.replay.recorder.privacy import Pseudonyms
+from efficient_lmcache.replay.recorder.recorder import Tally, extend
+from efficient_lmcache.replay.recorder.sealing import Seal
 from efficient_lmcache.replay.recorder.tasks import INFERRED, display_name
 from efficient_lmcache.replay.trace import Call, Manifest, Tokens, TraceWriter
 
@@ -50,7 +53,8 @@ def write_trace(out: Path, progress: Callable[[int, int], None] | None = None) -
     written, tasks in all).
 
     Raises:
-        JournalError: no journal, a damaged one, or one that a recorder is writing; nothing is changed.
+        JournalError: no journal, a damaged one, one that a recorder is writing, or a private one without its key;
+            nothing is changed.
         OSError: the trace cannot be written; the journal is kept.
     """
     with JournalReader(journal_path(out)) as reader:
@@ -80,6 +84,7 @@ def _read(reader: JournalReader) -> _Contents:
 
 
 def _write(out: Path, reader: JournalReader, contents: _Contents, progress: Callable[[int, int], None] | None) -> None:
+    pseudonyms = _unsealed(out, reader) if contents.header.private else None
     ordered = sorted(
         ((task, number, lane) for task, lanes in contents.lanes.items() for number, lane in lanes.items()),
         key=lambda entry: entry[2].start_s,
@@ -90,21 +95,30 @@ def _write(out: Path, reader: JournalReader, contents: _Contents, progress: Call
             name = _unique(display_name(task) + (f"#{number + 1}" if number else ""), taken)
             # A lane beside the first begins when its first call does: what came before is not its own time.
             began_s = lane.start_s if number else min(lane.start_s, contents.failed_since_s.get(task, lane.start_s))
-            writer.write_task(name, _calls(reader, lane, began_s))
+            writer.write_task(name, _calls(reader, lane, began_s, pseudonyms))
             if progress is not None:
                 progress(done + 1, len(ordered))
     with open(out, "rb") as file:
         os.fsync(file.fileno())  # before the journal goes
 
 
-def _calls(reader: JournalReader, lane: _Lane, began_s: float) -> Iterator[Call]:
+def _unsealed(out: Path, reader: JournalReader) -> Pseudonyms:
+    """Let a private journal's ids be read, and say what the trace shows of them."""
+    key, vocab_size = read_key(key_path(out)), reader.header.vocab_size
+    assert vocab_size is not None
+    reader.seal = Seal(key)
+    return Pseudonyms(key, vocab_size)
+
+
+def _calls(reader: JournalReader, lane: _Lane, began_s: float, pseudonyms: Pseudonyms | None) -> Iterator[Call]:
     known, ready_s = _NOTHING, began_s
     for offset in lane.offsets:
         record = reader.record(offset)
         assert isinstance(record, CallRecord)
         known = extend(known, record, reader.path)
+        shown = known if pseudonyms is None else pseudonyms.replace(known)
         prompt_tokens = len(known) - len(record.output) // known.itemsize
-        yield Call(known[:prompt_tokens], known[prompt_tokens:], record.start_s - ready_s, record.start_s)
+        yield Call(shown[:prompt_tokens], shown[prompt_tokens:], record.start_s - ready_s, record.start_s)
         ready_s = record.end_s
 
 

@@ -2,7 +2,8 @@
 
 Layout: ``magic (8)``, then frames as in a trace (`replay.frames`): the header, then one record per call. What a killed
 process was writing is at most a last frame that is cut off; reading stops before it, and continuing drops it. A call
-keeps its first `keep` tokens of its lane's last call (prompt and output), as in a trace.
+keeps its first `keep` tokens of its lane's last call (prompt and output), as in a trace. In a private recording ids are
+on disk as ciphertext (`sealing`).
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from efficient_lmcache.replay import frames
 from efficient_lmcache.replay.frames import TraceError
+from efficient_lmcache.replay.recorder.sealing import Seal
 
-MAGIC = b"ELMJRNL1"
-_LEVEL = 1  # compression: a first prompt of 33 K tokens must not take milliseconds
+MAGIC = b"ELMJRNL2"
+_LEVEL = -5  # compression: a first prompt of 33 K tokens must not take a millisecond
 
 
 class JournalError(ValueError):
@@ -32,7 +34,7 @@ class Header:
     Attributes:
         vocab_size: ids are below it; None: not told, and taken from the highest id in the end.
         tokenizer: the model directory's name, if one was given.
-        private: ids are pseudonyms, and so are tasks' names.
+        private: tasks' names are pseudonyms, ids are sealed, and become pseudonyms in the trace.
         started_at: Unix time, seconds; all times of the records count from it.
     """
 
@@ -90,11 +92,13 @@ class JournalReader:
     Attributes:
         header: what the recording was started with.
         torn_bytes: how much of a cut-off last record follows the whole ones; known once `records` has ended.
+        seal: of a private journal; without it, its ids are read as they are on disk.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.torn_bytes = 0
+        self.seal: Seal | None = None
         try:
             self._file: BinaryIO = open(path, "rb")  # noqa: SIM115 - closed by __exit__
         except FileNotFoundError:
@@ -138,13 +142,16 @@ class JournalReader:
     def _read(self, offset: int, name: str) -> tuple[Record, int]:
         try:
             frame, end = frames.read_frame(self._file, offset, self.path, name)
-            return _KINDS[frame.pop("kind")](**frame), end
+            record = _KINDS[frame.pop("kind")](**frame)
         except TraceError as error:
             if "cut off" in str(error):
                 raise _CutOff(str(error)) from error
             raise JournalError(str(error)) from error
         except (KeyError, TypeError, AttributeError) as error:
             raise JournalError(f"{self.path}: {name} is not a record of this version: {error}") from error
+        if self.seal is not None and isinstance(record, CallRecord):
+            record = replace(record, added=self.seal.open(record.added), output=self.seal.open(record.output))
+        return record, end
 
     def __enter__(self) -> JournalReader:
         return self
@@ -170,11 +177,15 @@ class Journal:
     """The journal of a running recorder: one process at a time, one write per record.
 
     A record that has been written survives the end of the process in any form; against a power cut it is not synced.
+
+    Attributes:
+        seal: for the ids of a private recording.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
         """Create the journal, or open it behind its last whole record. `header` must be that of an existing one."""
         self.path = path
+        self.seal: Seal | None = None
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             _lock(self._fd, path)
@@ -192,6 +203,8 @@ class Journal:
 
     def append(self, record: Record) -> None:
         """OSError if it cannot be written; the journal is then as it was."""
+        if self.seal is not None and isinstance(record, CallRecord):
+            record = replace(record, added=self.seal.close(record.added), output=self.seal.close(record.output))
         fields: dict[str, Any] = {"kind": _NAMES[type(record)], **asdict(record)}
         self._write(frames.pack_frame(fields, _LEVEL))
 

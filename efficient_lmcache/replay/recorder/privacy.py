@@ -15,17 +15,15 @@ one before, and inside a block SipHash-1-3 under the block's own key, computed f
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from efficient_lmcache.replay.recorder.key_file import KEY_BYTES
 from efficient_lmcache.replay.trace import Tokens, common_prefix_tokens
 
-KEY_BYTES = 32
 BLOCK_TOKENS = 16  # more hashes of a new prompt, but fewer steps for the little that most prompts add
-MEMORY_TOKENS = 1 << 23
 MAX_VOCAB_SIZE = 1 << 31  # products of two ids fit 64 bits
 _DIGEST_BYTES = 16
 
@@ -41,11 +39,15 @@ class _Known:
     digests: list[bytes]
 
 
+def task_pseudonym(key: bytes, name: str) -> str:
+    """A pseudonym for a task's name."""
+    return "task-" + hashlib.blake2b(name.encode(), key=key, digest_size=8).hexdigest()
+
+
 class Pseudonyms:
     """Replaces sequences of token ids below `vocab_size`; the same key gives the same pseudonyms.
 
-    A sequence that extends an earlier one of its `line` costs only what it adds; the latest sequences of up to
-    `MEMORY_TOKENS` tokens together are remembered for that.
+    A sequence that extends the last one costs only what it adds.
     """
 
     def __init__(self, key: bytes, vocab_size: int) -> None:
@@ -56,18 +58,14 @@ class Pseudonyms:
         self._key = key
         self._vocab_size = vocab_size
         self._prime = _prime_from(vocab_size)
-        self._known: OrderedDict[str, _Known] = OrderedDict()
-        self._known_tokens = 0
+        nothing = np.empty(0, np.uint32)
+        self._known = _Known(nothing, nothing, [self._chain(b"", nothing)])
 
-    def name(self, text: str) -> str:
-        """A pseudonym for a task's name."""
-        return "task-" + hashlib.blake2b(text.encode(), key=self._key, digest_size=8).hexdigest()
-
-    def replace(self, tokens: Tokens, line: str) -> Tokens:
+    def replace(self, tokens: Tokens) -> Tokens:
         """uint32 [n] for uint32 [n], every id below the vocabulary's size (ValueError otherwise)."""
         if len(tokens) and int(tokens.max()) >= self._vocab_size:
             raise ValueError(f"token id {tokens.max()} is not below the vocabulary's {self._vocab_size}")
-        known = self._known.get(line, _Known(tokens[:0], tokens[:0], [self._chain(b"", tokens[:0])]))
+        known = self._known
         blocks = common_prefix_tokens(tokens, known.tokens) // BLOCK_TOKENS
         kept = blocks * BLOCK_TOKENS
         digests = known.digests[: blocks + 1]
@@ -75,7 +73,7 @@ class Pseudonyms:
             digests.append(self._chain(digests[-1], tokens[start : start + BLOCK_TOKENS]))
         added = self._mapped(tokens[kept:], digests[blocks:])
         pseudonyms = np.concatenate((known.pseudonyms[:kept], added))
-        self._remember(line, _Known(tokens, pseudonyms, digests))
+        self._known = _Known(tokens, pseudonyms, digests)
         return pseudonyms
 
     def _chain(self, digest: bytes, block: Tokens) -> bytes:
@@ -98,13 +96,6 @@ class Pseudonyms:
         while (outside := mapped >= self._vocab_size).any():
             mapped[outside] = (factor[outside] * mapped[outside] + shift[outside]) % prime
         return mapped.astype(np.uint32)
-
-    def _remember(self, line: str, known: _Known) -> None:
-        old = self._known.pop(line, None)
-        self._known_tokens += len(known.tokens) - (0 if old is None else len(old.tokens))
-        self._known[line] = known
-        while self._known_tokens > MEMORY_TOKENS and len(self._known) > 1:
-            self._known_tokens -= len(self._known.popitem(last=False)[1].tokens)
 
 
 def _prefix_hashes(blocks: _Words, keys: _Words) -> _Words:

@@ -228,7 +228,7 @@ class _Exchange:
         events = EventStream(answer)
         try:
             while data := await self._read():
-                unseen = answer.prompt is None
+                unseen = not answer.shows_prompt
                 left = events.feed(data)
                 if answer.finished:
                     call.know_output()
@@ -236,8 +236,9 @@ class _Exchange:
                     _settle(call, answer)
                 if left:
                     await self.reply.write(left)
-                if unseen and answer.prompt is not None:
-                    call.know_prompt(answer.prompt)
+                # Reading a long prompt's ids takes a millisecond, which the model's next token takes too.
+                if unseen and (prompt := answer.prompt()) is not None:
+                    call.know_prompt(prompt)
             await self.reply.write(events.rest())
         except UpstreamError as error:
             call.fail(str(error))
@@ -282,11 +283,11 @@ def _settle(call: LiveCall, answer: Answer) -> None:
     except ValueError as error:
         call.leave_out(str(error))
         return
-    missing = answer.missing(output)
-    if missing is not None or answer.prompt is None:
+    missing, prompt = answer.missing(output), answer.prompt()
+    if missing is not None or prompt is None:
         call.leave_out(missing or "")
     else:
-        call.finish(answer.prompt, output)
+        call.finish(prompt, output)
 
 
 def _end_to_end(headers: Mapping[str, str], without: tuple[str, ...]) -> CIMultiDict[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -24,8 +22,10 @@ from efficient_lmcache.replay.recorder.journal import (
     UnrecordedRecord,
     journal_path,
 )
+from efficient_lmcache.replay.recorder.key_file import key_path, new_key, read_key
 from efficient_lmcache.replay.recorder.lanes import Lanes
-from efficient_lmcache.replay.recorder.privacy import KEY_BYTES, Pseudonyms
+from efficient_lmcache.replay.recorder.privacy import task_pseudonym
+from efficient_lmcache.replay.recorder.sealing import Seal
 from efficient_lmcache.replay.recorder.tasks import INFERRED, LABELLED, InferredTasks
 from efficient_lmcache.replay.trace import Tokens
 
@@ -82,15 +82,14 @@ class Recorder:
         if continued:
             header = _agreed_header(path, header)
         self._vocab_size = header.vocab_size
-        self._pseudonyms = None
+        self._key: bytes | None = None
         self._journal = Journal(path, header)
         try:
-            latest_s = self._continue(path) if continued else 0.0
             if header.private:
-                assert header.vocab_size is not None
                 # Nobody else changes the key of a journal that is ours.
-                key = _secret_key(key_path(options.out), is_new=self.tally == Tally())
-                self._pseudonyms = Pseudonyms(key, header.vocab_size)
+                self._key = (read_key if continued and _holds_records(path) else new_key)(key_path(options.out))
+                self._journal.seal = Seal(self._key)
+            latest_s = self._continue(path) if continued else 0.0
         except BaseException:
             self._journal.close()
             raise
@@ -104,7 +103,7 @@ class Recorder:
     def begin(self, task: str | None = None, salt: str | None = None) -> LiveCall:
         """A call has arrived; `task` is its client's name for its task."""
         if task is not None:
-            task = LABELLED + (task if self._pseudonyms is None else self._pseudonyms.name(task))
+            task = LABELLED + (task if self._key is None else task_pseudonym(self._key, task))
         return LiveCall(self, self.now_s(), task, salt)
 
     def close(self) -> None:
@@ -114,42 +113,31 @@ class Recorder:
         """Know what the journal knows; returns when the latest of its calls ended."""
         latest_s = 0.0
         with JournalReader(path) as reader:
+            reader.seal = self._journal.seal
             for _, record in reader.records():
                 self.tally.add(record)
                 latest_s = max(latest_s, record.end_s)
                 if isinstance(record, CallRecord):
-                    self._recall(record, path, reader.header.private)
+                    self._recall(record, path)
             if reader.torn_bytes:
                 self._journal.drop_tail(reader.torn_bytes)
                 self._say(f"{path}: dropped a last record that was cut off ({reader.torn_bytes} bytes)")
         self._say(f"{path}: going on after {self.tally.calls} calls")
         return latest_s
 
-    def _recall(self, record: CallRecord, path: Path, private: bool) -> None:
+    def _recall(self, record: CallRecord, path: Path) -> None:
         tokens = extend(self._lanes.last(record.task, record.lane), record, path)
         self._lanes.remember(record.task, record.lane, record.end_s, tokens)
         if record.task.startswith(INFERRED):
-            # Pseudonyms do not show how prompts end, which the inference compares.
-            prompt = None if private else tokens[: len(tokens) - len(record.output) // 4]
-            self._tasks.recall(record.task, prompt)
+            self._tasks.recall(record.task, tokens[: len(tokens) - len(record.output) // tokens.itemsize])
 
     def _task_of(self, prompt: Tokens, salt: str | None) -> str:
         return self._tasks.assign(prompt, salt)
 
-    def _prepare(self, prompt: Tokens, task: str) -> None:
-        """Pseudonyms of what a prompt adds cost time, which a stream leaves while the model works."""
-        if self._pseudonyms is not None:
-            with contextlib.suppress(ValueError):
-                self._shown(prompt, task)
-
-    def _shown(self, tokens: Tokens, task: str) -> Tokens:
-        """What may be written down of a call's tokens. ValueError for an id outside the vocabulary."""
-        if self._vocab_size is not None and len(tokens) and int(tokens.max()) >= self._vocab_size:
-            raise ValueError("a token id outside --vocab-size")
-        return tokens if self._pseudonyms is None else self._pseudonyms.replace(tokens, task)
-
     def _finish(self, task: str, start_s: float, end_s: float, prompt: Tokens, output: Tokens) -> None:
-        tokens = self._shown(np.concatenate((prompt, output)), task)
+        tokens = np.concatenate((prompt, output))
+        if self._vocab_size is not None and int(tokens.max()) >= self._vocab_size:
+            raise ValueError("a token id outside --vocab-size")
         lane, keep = self._lanes.place(task, start_s, tokens[: len(prompt)])
         added, answer = tokens[keep : len(prompt)], tokens[len(prompt) :]
         self._write(CallRecord(task, lane, start_s, end_s, keep, _packed(added), _packed(answer)))
@@ -179,10 +167,9 @@ class LiveCall:
         self._ended = False
 
     def know_prompt(self, prompt: Tokens) -> None:
-        """The prompt has been seen; what can be done with it before the output is there."""
+        """The prompt has been seen, which may tell the task before the output is there."""
         if self._task is None:
             self._task = self._recorder._task_of(prompt, self._salt)
-        self._recorder._prepare(prompt, self._task)
 
     def know_output(self) -> None:
         """The output has been seen whole: its client may send the next call before the stream's last event."""
@@ -194,8 +181,7 @@ class LiveCall:
         if self._ended:
             return
         try:
-            if self._task is None:
-                self.know_prompt(prompt)
+            self.know_prompt(prompt)
             self.know_output()
             assert self._task is not None
             assert self._end_s is not None
@@ -235,10 +221,6 @@ def extend(known: Tokens, record: CallRecord, path: Path) -> Tokens:
     return np.concatenate((known[: record.keep], *(np.frombuffer(ids, "<u4") for ids in (record.added, record.output))))
 
 
-def key_path(out: Path) -> Path:
-    return out.with_name(out.name + ".key")
-
-
 def _packed(tokens: Tokens) -> bytes:
     return tokens.astype("<u4").tobytes()
 
@@ -255,18 +237,6 @@ def _agreed_header(path: Path, asked: Header) -> Header:
     return header
 
 
-def _secret_key(path: Path, is_new: bool) -> bytes:
-    """A new key in a file that only its owner can read, or that of a journal that holds records."""
-    if is_new:
-        key = secrets.token_bytes(KEY_BYTES)
-        path.unlink(missing_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(key)
-        return key
-    try:
-        key = path.read_bytes()
-    except OSError as error:
-        raise JournalError(f"{path}: the private journal's key cannot be read: {error.strerror}") from error
-    if len(key) != KEY_BYTES:
-        raise JournalError(f"{path}: has {len(key)} bytes; the private journal's key has {KEY_BYTES}")
-    return key
+def _holds_records(path: Path) -> bool:
+    with JournalReader(path) as reader:
+        return next(reader.records(), None) is not None

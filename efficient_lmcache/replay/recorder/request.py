@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from efficient_lmcache.replay.protocol import TASK_ID_KEY
 from efficient_lmcache.replay.recorder.ids import cut_ids
+from efficient_lmcache.replay.recorder.json_text import read_object
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -54,11 +54,8 @@ def read_request(path: str, body: bytes, headers: Mapping[str, str]) -> CallRequ
     """Never fails: what cannot be understood is forwarded as it is, with the obstacle said."""
     # Prompts given as ids are the bulk of a body, and of no interest here.
     light, _ = cut_ids(body, "prompt", b"[]") if path == COMPLETIONS else (body, None)
-    try:
-        fields = json.loads(light)
-    except ValueError:
-        fields = None
-    if not isinstance(fields, dict) or not fields:
+    fields = read_object(light)
+    if not fields:
         return CallRequest(path, body, task=_task({}, headers), obstacle="the request is not a JSON object")
     task, salt = _task(fields, headers), fields.get("cache_salt")
     salt = salt if isinstance(salt, str) else None

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from efficient_lmcache.replay.recorder.ids import RecentIds, cut_ids, parse_ids
+from efficient_lmcache.replay.recorder.json_text import read_object
 from efficient_lmcache.replay.recorder.request import RESPONSES
 from efficient_lmcache.replay.trace import Tokens
 
@@ -35,7 +36,6 @@ class Answer:
         path: the request's.
         strip: `take` returns texts without ids.
         recent: the prompts of earlier answers, of all calls.
-        prompt: uint32 [n]; None until the answer has shown it.
         finished: the model ended its output by itself or at the length asked for.
         error: the kind of what the server says went wrong. Its message may quote the prompt.
         obstacle: why the ids are not those of one prompt and one output.
@@ -44,10 +44,10 @@ class Answer:
     path: str
     strip: bool
     recent: RecentIds
-    prompt: Tokens | None = None
     finished: bool = False
     error: str | None = None
     obstacle: str | None = None
+    _prompt: bytes | Tokens | None = None
     _outputs: list[bytes] = field(default_factory=list)
     _usage: dict[str, Any] | None = None
 
@@ -55,21 +55,36 @@ class Answer:
         """Read one JSON text; returns what the client gets of it, None if that is nothing at all."""
         return self._take_response(text) if self.path == RESPONSES else self._take_choice(text)
 
+    @property
+    def shows_prompt(self) -> bool:
+        """The prompt's ids have been seen, if not read yet."""
+        return self._prompt is not None
+
+    def prompt(self) -> Tokens | None:
+        """uint32 [n]: the prompt's ids; None as long as, or because, they are not known."""
+        if isinstance(self._prompt, bytes):
+            try:
+                self._prompt = self.recent.parse(self._prompt)
+            except ValueError as error:
+                self._prompt, self.obstacle = None, str(error)
+        return self._prompt
+
     def output(self) -> Tokens:
         """uint32 [m]: the output's ids so far. ValueError where they cannot be ids."""
         return parse_ids(b",".join(ids for ids in self._outputs if ids.strip()))
 
     def missing(self, output: Tokens) -> str | None:
         """Why prompt and output are not known exactly; None if they are."""
+        prompt = self.prompt()
         if self.obstacle is not None:
             return self.obstacle
-        if self.prompt is None:
+        if prompt is None:
             return "the server returned no prompt ids"
-        if not len(output) or not len(self.prompt):
+        if not len(output) or not len(prompt):
             return "the server returned no output ids"
         counts = self._usage or {}
         for names, ids in (
-            (("prompt_tokens", "input_tokens"), self.prompt),
+            (("prompt_tokens", "input_tokens"), prompt),
             (("completion_tokens", "output_tokens"), output),
         ):
             counted = next((counts[name] for name in names if counts.get(name)), len(ids))
@@ -80,11 +95,11 @@ class Answer:
     def _take_choice(self, text: bytes) -> bytes | None:
         light, prompt = cut_ids(text, "prompt_token_ids")
         light, output = cut_ids(light, "token_ids")
-        fields = _object(light)
+        fields = read_object(light)
         if fields is None:
             return text
         if prompt is not None:
-            self._take_prompt(prompt)
+            self._prompt = prompt
         if output is not None:
             self._outputs.append(output)
         self._note(fields)
@@ -104,7 +119,7 @@ class Answer:
         # Only events about the response as a whole have the field, and failures.
         if first is None:
             if b'"error"' in text:
-                self._note(_object(text) or {})
+                self._note(read_object(text) or {})
             return text
         tail, lists = text[first.start() :], []
         while True:
@@ -117,7 +132,7 @@ class Answer:
             light, messages = _cut_value(light, key)
             if messages and not _is_one_generation(messages):
                 self.obstacle = "a response of several generations or without raw tokens"
-        fields = _object(light) or {}
+        fields = read_object(light) or {}
         response = fields["response"] if isinstance(fields.get("response"), dict) else fields
         self._note(response)
         status = response.get("status")
@@ -125,15 +140,8 @@ class Answer:
         if status in ("failed", "cancelled"):
             self.error = f"status {status!r}"
         if len(lists) == len(_RAW_MESSAGES) and self.obstacle is None:
-            self._take_prompt(lists[0])
-            self._outputs = [lists[1]]
+            self._prompt, self._outputs = lists[0], [lists[1]]
         return light if self.strip else text
-
-    def _take_prompt(self, inside: bytes) -> None:
-        try:
-            self.prompt = self.recent.parse(inside)
-        except ValueError as error:
-            self.obstacle = str(error)
 
     def _note(self, fields: dict[str, Any]) -> None:
         error = fields.get("error")
@@ -143,14 +151,6 @@ class Answer:
         usage = fields.get("usage")
         if isinstance(usage, dict):
             self._usage = usage
-
-
-def _object(text: bytes) -> dict[str, Any] | None:
-    try:
-        fields = json.loads(text)
-    except ValueError:
-        return None
-    return fields if isinstance(fields, dict) else None
 
 
 def _is_one_generation(messages: Any) -> bool:

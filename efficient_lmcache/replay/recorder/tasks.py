@@ -26,11 +26,10 @@ class InferredTasks:
             self._count += 1
         return self._names[name]
 
-    def recall(self, task: str, prompt: Tokens | None) -> None:
-        """A journal's call belongs to `task`; prompts go on from it unless they are None (pseudonyms)."""
+    def recall(self, task: str, prompt: Tokens) -> None:
+        """A journal's call belongs to `task`; prompts go on from it."""
         self._count = max(self._count, int(task.removeprefix(INFERRED)))
-        if prompt is not None:
-            self._names.setdefault(self._infer(prompt, None), task)
+        self._names.setdefault(self._infer(prompt, None), task)
 
     def _infer(self, prompt: Tokens, salt: str | None) -> str:
         keys: list[int] = []
