@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,13 @@ def test_each_attempt_is_a_task(tmp_path: Path) -> None:
         "bug-1/attempt-2": 2,
         "bug-2": 4,
     }
+
+
+def test_a_history_alone_tells_prompts_and_no_pauses(tmp_path: Path) -> None:
+    (task,) = tasks(written(tmp_path / "demo.traj", {"history": OLD["history"]}))
+    (whole,) = tasks(written(tmp_path / "whole.traj", OLD))
+    assert [call.messages for call in task.calls] == [call.messages for call in whole.calls]
+    assert [math.isnan(call.interval_s) for call in task.calls] == [False, True]
 
 
 def test_an_execution_time_that_is_not_recorded_is_no_pause(tmp_path: Path) -> None:
