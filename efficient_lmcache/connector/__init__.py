@@ -6,6 +6,8 @@ The name is registered by the `vllm.general_plugins` entry point (`plugin.regist
     connector.py         EfficientLMCacheConnector: LMCacheConnectorV1 and the calls into the modules below
     server_connector.py  what it makes instead in server mode: LMCacheMPConnector and the same calls
     options.py           the `efficient.*` options
+    client_params.py     scheduler side: what clients send that LMCache cannot use
+    isolation.py         scheduler side: what keeps requests apart that LMCache's keys do not
     admission.py         scheduler side: one decision per request, remembered until it ends
     server_admission.py  the same in server mode, by the pool's A and N
     server_tier.py       an LMCache server's tier as one rank sees it

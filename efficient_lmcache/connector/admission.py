@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from efficient_lmcache.connector.remote import RemoteAdmission
 
 _logger = logging.getLogger(__name__)
+# What the decision to save tells the workers.
+_SAVED: dict[str, str] = {}
+# Makes a named tuple of its values, without the function that calling its class runs.
+_new = tuple.__new__
 
 
 class HasReport(Protocol):
@@ -80,23 +84,30 @@ class RequestAdmission:
         return len(self._decided)
 
     def on_lookup(self, request: Request, host_match_tokens: Callable[[str], int]) -> None:
-        """Decide if this is the request's first resolved lookup; a declined request stores nothing from now on.
+        """Decide if this is the request's first resolved lookup; what follows from it waits for `on_scheduled`.
 
         Never raises: a request that cannot be decided on is served by plain LMCache, and so is a pooling request, which
         has no sampling parameters to carry a decision.
         """
-        request_id = request.request_id
-        if request_id in self._decided or request.sampling_params is None:
+        # As in `core.admission`: what counts is how many functions run and objects are touched.
+        request_id, decided = request.request_id, self._decided
+        if request_id in decided or request.sampling_params is None:
             return
-        self._decided[request_id] = {}
+        decided[request_id] = _SAVED
         try:
-            task, in_pool = self._task_of(request)
-            facts = RequestFacts(task, request.num_prompt_tokens, host_match_tokens(request_id))
+            named = vllm_adapter.task_and_tenant(request)
+            if named is None:
+                prefix_keys, prompt_tokens, salt = vllm_adapter.prompt(request)
+                task, tenant = self._tasks.assign(prefix_keys, prompt_tokens, salt), None
+            else:
+                task, tenant = named
+            qualified_task = task if tenant is None else vllm_adapter.qualified_task(task, tenant)
+            facts = _new(RequestFacts, (qualified_task, request.num_prompt_tokens, host_match_tokens(request_id)))
+            in_pool = (task, tenant, named is not None)
             now_s = self._clock()
             decision, remote = self._decide(request_id, facts, in_pool, now_s)
             if remote is not None or not decision.save:
-                self._decided[request_id] = _transfer_params(decision, remote)
-                self.on_scheduled(request)
+                decided[request_id] = _transfer_params(decision, remote)
             self._stats.add_decision(decision, remote)
             if self._pool_lookups is not None:
                 self._pool_lookups.append(Lookup(*in_pool, facts.prompt_tokens, now_s, decision.pressure))
@@ -109,10 +120,13 @@ class RequestAdmission:
                 self._failures.succeeded()
 
     def on_scheduled(self, request: Request) -> None:
-        """Keep a declined request declined: the next input of a streaming session brings parameters of its own."""
+        """Carry out the decision: a declined request stores nothing. Also after a preemption, and again with the next
+        input of a streaming session, which brings parameters of its own.
+        """
         try:
-            for key, value in self._decided.get(request.request_id, {}).items():
-                vllm_adapter.set_kv_transfer_param(request, key, value)
+            self._tasks.remember()
+            if self._decided.get(request.request_id):
+                self._carry_out(request)
         except Exception as error:
             self._failures.failed(error)
 
@@ -126,13 +140,9 @@ class RequestAdmission:
         if self._remote is not None:
             self._remote.close()
 
-    def _task_of(self, request: Request) -> tuple[str, TaskInPool]:
-        """The task's name on this engine, and what tells it from all others of the pool."""
-        named = vllm_adapter.task_and_tenant(request)
-        if named is None:
-            task = self._tasks.assign(*vllm_adapter.prompt(request))
-            return task, (task, None, False)
-        return vllm_adapter.qualified_task(*named), (*named, True)
+    def _carry_out(self, request: Request) -> None:
+        for key, value in self._decided[request.request_id].items():
+            vllm_adapter.set_kv_transfer_param(request, key, value)
 
     def _decide(
         self, request_id: str, facts: RequestFacts, in_pool: TaskInPool, now_s: float

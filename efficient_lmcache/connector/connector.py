@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCac
 
 from efficient_lmcache.connector import plugin, vllm_adapter
 from efficient_lmcache.connector.admission import DecisionLog, RequestAdmission
+from efficient_lmcache.connector.client_params import ClientParams
 from efficient_lmcache.connector.isolation import RequestIsolation
 from efficient_lmcache.connector.metrics import ConnectorPromMetrics, ConnectorStats, StatsCollector
 from efficient_lmcache.connector.offload import WorkerOffload
@@ -74,6 +75,7 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
             # vLLM also loads this module where it only wants our metrics; LMCache is not imported for that.
             from efficient_lmcache.connector.lmcache_adapter import SchedulerSide
 
+            self._client_params = ClientParams()
             self._lmcache = SchedulerSide(self._lmcache_engine)
             self._isolation = RequestIsolation(self._lmcache.obstacle_to_tags)
             start_or_do_without(lambda: self._start_admission(vllm_config))
@@ -109,6 +111,10 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
             )
 
     # Scheduler
+
+    def on_new_request(self, request: Request) -> None:
+        self._client_params.check(request)
+        super().on_new_request(request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         if not self._isolation.may_use_lmcache(request):

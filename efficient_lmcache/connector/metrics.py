@@ -126,64 +126,72 @@ class StatsCollector:
 
     def take(self) -> ConnectorStats | None:
         """Hand over what was collected since the last call; None if nothing was."""
-        decisions, self._decisions = self._decisions, []
-        for decision, remote in decisions:
-            self._count_decision(decision)
-            if remote is not None:
-                self._count_remote_decision(remote)
-        with self._lock:
-            counters, self._counters = self._counters, {}
-            gauges, self._gauges_set = self._gauges_set, {}
-        if decisions:
-            gauges.update(_gauges(*decisions[-1]))
-        if not (counters or gauges):
+        # Every engine step waits for this. What another thread adds meanwhile goes with the next one.
+        if not (self._decisions or self._counters or self._gauges_set):
             return None
+        decisions, self._decisions = self._decisions, []
+        counters: dict[str, int] = {}
+        gauges: dict[str, float] = {}
+        if self._counters or self._gauges_set:
+            with self._lock:
+                counters, self._counters = self._counters, {}
+                gauges, self._gauges_set = self._gauges_set, {}
+        for decision, remote in decisions:
+            _count(counters, decision)
+            if remote is not None:
+                _count_remote(counters, remote)
+        if decisions:
+            _set_gauges(gauges, *decisions[-1])
         return ConnectorStats({"counters": counters, "gauges": gauges})
 
-    def _count_decision(self, decision: Decision) -> None:
-        self.count(f"decisions.{decision.outcome.value}")
-        flags = {
-            "decisions_pressure": decision.pressure,
-            "decisions_estimate_above": decision.estimate_above,
-            "decisions_full_and_evicting": decision.full_and_evicting is True,
-            "decisions_stale_report": not decision.report_fresh,
-        }
-        for name, holds in flags.items():
-            if holds:
-                self.count(name)
-        if not decision.save:
-            self.count("declined_chunks", decision.new_full_chunks)
 
-    def _count_remote_decision(self, decision: Decision) -> None:
-        self.count(f"remote_decisions.{decision.outcome.value}")
-        if decision.pressure:
-            self.count("remote_decisions_pressure")
-        if not decision.save:
-            self.count("remote_declined_chunks", decision.new_full_chunks)
+def _add(counters: dict[str, int], name: str, amount: int = 1) -> None:
+    counters[name] = counters.get(name, 0) + amount
 
 
-def _gauges(decision: Decision, remote: Decision | None) -> dict[str, float]:
-    gauges = {
-        "pressure": float(decision.pressure),
-        "working_set_bytes": decision.estimate.bytes,
-        "active_pool_tasks": decision.estimate.active_pool,
-        "mean_prompt_tokens": decision.estimate.mean_prompt_tokens,
-    }
-    if_known: dict[str, float | None] = {
-        "tier_capacity_bytes": decision.capacity_bytes,
-        "tier_occupancy_ratio": decision.occupancy,
-        "tier_evicted_chunks_window": decision.evicted_chunks,
-        "report_age_s": decision.report_age_s,
-    }
+def _count(counters: dict[str, int], decision: Decision) -> None:
+    # An outcome is its text.
+    _add(counters, "decisions." + decision.outcome)
+    if decision.pressure:
+        _add(counters, "decisions_pressure")
+    if decision.estimate_above:
+        _add(counters, "decisions_estimate_above")
+    if decision.full_and_evicting:
+        _add(counters, "decisions_full_and_evicting")
+    if decision.full_and_evicting is None:
+        _add(counters, "decisions_stale_report")
+    if not decision.save:
+        _add(counters, "declined_chunks", decision.new_full_chunks)
+
+
+def _count_remote(counters: dict[str, int], decision: Decision) -> None:
+    _add(counters, "remote_decisions." + decision.outcome)
+    if decision.pressure:
+        _add(counters, "remote_decisions_pressure")
+    if not decision.save:
+        _add(counters, "remote_declined_chunks", decision.new_full_chunks)
+
+
+def _set_gauges(gauges: dict[str, float], decision: Decision, remote: Decision | None) -> None:
+    estimate = decision.estimate
+    gauges["pressure"] = 1.0 if decision.pressure else 0.0
+    gauges["working_set_bytes"] = estimate.bytes
+    gauges["active_pool_tasks"] = estimate.active_pool
+    gauges["mean_prompt_tokens"] = estimate.mean_prompt_tokens
+    _set_gauges_of_tier(gauges, decision, "tier_", "")
     if remote is not None:
-        if_known |= {
-            "remote_pressure": float(remote.pressure),
-            "remote_capacity_bytes": remote.capacity_bytes,
-            "remote_occupancy_ratio": remote.occupancy,
-            "remote_evicted_chunks_window": remote.evicted_chunks,
-            "remote_report_age_s": remote.report_age_s,
-        }
-    return {**gauges, **{name: value for name, value in if_known.items() if value is not None}}
+        gauges["remote_pressure"] = 1.0 if remote.pressure else 0.0
+        _set_gauges_of_tier(gauges, remote, "remote_", "remote_")
+
+
+def _set_gauges_of_tier(gauges: dict[str, float], decision: Decision, tier: str, report: str) -> None:
+    """What is known of a tier, under names with these prefixes."""
+    if decision.capacity_bytes is not None:
+        gauges[tier + "capacity_bytes"] = decision.capacity_bytes
+    if decision.tier_report is not None and decision.report_age_s is not None:
+        gauges[tier + "occupancy_ratio"] = decision.tier_report.occupancy
+        gauges[tier + "evicted_chunks_window"] = decision.tier_report.evicted_chunks
+        gauges[report + "report_age_s"] = decision.report_age_s
 
 
 #: What is registered in this process. Several engines of one process have one registry.

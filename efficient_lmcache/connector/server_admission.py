@@ -28,14 +28,9 @@ class ServerAdmission(RequestAdmission):
         self._decline = decline
         self._pool = pool
 
-    def on_scheduled(self, request: Request) -> None:
-        """Keep a declined request declined: after a preemption LMCache tracks it anew."""
-        if not self._decided.get(request.request_id):
-            return
-        try:
-            self._decline(request)
-        except Exception as error:
-            self._failures.failed(error)
+    def _carry_out(self, request: Request) -> None:
+        """After a preemption, too: LMCache tracks the request anew."""
+        self._decline(request)
 
     def _decide(
         self, request_id: str, facts: RequestFacts, in_pool: TaskInPool, now_s: float

@@ -10,6 +10,7 @@ from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from efficient_lmcache.connector import vllm_adapter
+from efficient_lmcache.connector.client_params import ClientParams
 from efficient_lmcache.connector.connector import (
     EfficientLMCacheConnector,
     close_parts,
@@ -59,6 +60,7 @@ class ServerConnector(LMCacheMPConnector):
         self._stats = StatsCollector()
         self._telemetry: SchedulerTelemetry | None = None
         self._admission: ServerAdmission | None = None
+        self._client_params = ClientParams()
         self._counting = FailureLog(_logger, "Counting transfers")
         if role == KVConnectorRole.SCHEDULER:
             start_or_do_without(lambda: self._start_admission(vllm_config))
@@ -110,6 +112,10 @@ class ServerConnector(LMCacheMPConnector):
             )
 
     # Scheduler
+
+    def on_new_request(self, request: Request) -> None:
+        self._client_params.check(request)
+        super().on_new_request(request)
 
     def _get_or_create_request_tracker(self, request: Request) -> Any:
         tracker = super()._get_or_create_request_tracker(request)

@@ -156,6 +156,16 @@ def set_kv_transfer_param(request: Request, key: str, value: Any) -> None:
     request.sampling_params = params
 
 
+def drop_kv_transfer_params(request: Request, names: Collection[str]) -> None:
+    """Take parameters away, from what the scheduler reads and from what reaches the worker."""
+    request.kv_transfer_params = {
+        name: value for name, value in (request.kv_transfer_params or {}).items() if name not in names
+    }
+    if request.sampling_params is not None:
+        for name in names:
+            set_kv_transfer_param(request, name, None)
+
+
 def _transfer_config(vllm_config: VllmConfig) -> KVTransferConfig:
     config = vllm_config.kv_transfer_config
     assert config is not None, "vLLM made a connector without a transfer configuration"

@@ -107,6 +107,8 @@ class TestVLLM:
             "__init__": ["self", "vllm_config", "role", "kv_cache_config"],
             "get_num_new_matched_tokens": ["self", "request", "num_computed_tokens"],
             "update_state_after_alloc": ["self", "request", "blocks", "num_external_tokens"],
+            "on_new_request": ["self", "request"],
+            "build_connector_meta": ["self", "scheduler_output"],
             "request_finished": ["self", "request", "block_ids"],
             "register_kv_caches": ["self", "kv_caches"],
             "get_finished": ["self", "finished_req_ids"],
@@ -211,6 +213,17 @@ class TestLMCache:
         assert 'get("lmcache.skip_save", False)' in source(vllm_v1_adapter.ReqMeta.from_request_tracker)
         assert '"kv_transfer_params"' in source(extract_request_configs_from_sampling_params)
         assert 'startswith("lmcache.tag.")' in source(CacheEngineKey.__post_init__)
+
+    def test_a_new_request_is_announced_before_anything_reads_its_parameters(self):
+        """`client_params` takes away what LMCache would raise on."""
+        from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl
+        from vllm.v1.core.sched.scheduler import Scheduler
+
+        body = source(Scheduler.add_request)
+        assert body.index("self.connector.on_new_request(request)") < body.index("request.kv_transfer_params")
+        reads = source(LMCacheConnectorV1Impl.update_state_after_alloc)
+        for field in ("receiver_host", "receiver_init_port", "receiver_alloc_port", "req_id"):
+            assert f'req_disagg_spec["{field}"]' in reads, field
 
     def test_the_lookup_client_remembers_a_resolved_lookup(self):
         from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl

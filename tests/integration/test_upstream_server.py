@@ -28,6 +28,7 @@ def test_the_connector_hooks_that_we_override_exist_with_these_arguments():
         "get_num_new_matched_tokens": ["self", "request", "num_computed_tokens"],
         "update_state_after_alloc": ["self", "request", "blocks", "num_external_tokens"],
         "build_connector_meta": ["self", "scheduler_output"],
+        "on_new_request": ["self", "request"],
         "request_finished": ["self", "request", "block_ids"],
         "get_kv_connector_stats": ["self"],
         "shutdown": ["self"],
