@@ -52,8 +52,8 @@ def read_attempts(file: Path) -> Iterator[TextTask]:
 
 
 def _task(record: dict[str, Any], task_id: str, where: str) -> TextTask:
-    # Demonstrations are published with their history alone.
-    steps = list(records.objects(record, "trajectory", where)) if "trajectory" in record else []
+    is_demonstration = "history" in record and "trajectory" not in record
+    steps = [] if is_demonstration else list(records.objects(record, "trajectory", where))
     history = list(records.objects(record, "history", where))
     agent = history[0][0].get("agent") if history else None
     messages = [(row, place) for row, place in history if row.get("agent", agent) == agent]
