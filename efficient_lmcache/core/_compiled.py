@@ -12,7 +12,7 @@ from efficient_lmcache.core.references import Ints
 try:
     import numba
 except ImportError as error:
-    raise ImportError("stack distances need numba: pip install 'efficient-lmcache[sizing]'") from error
+    raise ImportError("stack distances and simulations need numba: pip install 'efficient-lmcache[sizing]'") from error
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
