@@ -26,6 +26,24 @@ def compiled(function: Function) -> Function:
     return kernel
 
 
+def compiled_in_place(function: Function) -> Function:
+    """As `compiled`, for a kernel that allocates nothing: no references to its arrays are counted.
+
+    Counting them, atomically, takes longer than the work of a function that is called often with many arrays.
+    """
+    kernel: Function = numba.njit(cache=True, nogil=True, **_IN_PLACE)(function)
+    return kernel
+
+
+def compiled_part(function: Function) -> Function:
+    """What kernels in place call and Python does not: compiled and kept on disk with them only."""
+    part: Function = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_IN_PLACE)(function)
+    return part
+
+
+_IN_PLACE = {"_nrt": False, "error_model": "numpy"}
+
+
 def enlarged(table: Ints, rows: int) -> Ints:
     """The table itself if it has so many rows, or a copy with at least twice its rows, of which the new ones are 0."""
     if rows <= len(table):

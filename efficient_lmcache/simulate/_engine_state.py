@@ -10,17 +10,17 @@ import numpy.typing as npt
 from efficient_lmcache.core.references import Floats, Ints
 
 NONE = -1
-#: What `advance` stops at.
-IDLE, PAUSED, LOOKUP, STEPPED, STUCK = 0, 1, 2, 3, 4
-BETWEEN_STEPS, ADMITTING = 0, 1
+#: What `advance` stops for.
+NOTHING, LOOKUP, STEPPED, STUCK = 0, 1, 2, 3
 
 Int32s = npt.NDArray[np.int32]
+Records = npt.NDArray[np.void]
 
 STATE = np.dtype(
     [
         ("clock_s", np.float64),
         ("busy_s", np.float64),
-        ("phase", np.int64),
+        ("end_s", np.float64),  # of the step that is computed
         ("running", np.int64),  # how many
         ("first_waiting", np.int64),
         ("last_waiting", np.int64),
@@ -31,8 +31,7 @@ STATE = np.dtype(
         ("preempted", np.int64),  # in this step
         ("restores", np.int64),  # in this step, and their tokens
         ("restored_tokens", np.int64),
-        ("in_flight", np.int64),  # calls of the step that is computed, and its end
-        ("end_s", np.float64),
+        ("in_flight", np.int64),  # calls of the step that is computed
         ("preemptions", np.int64),  # since the start, and all below
         ("steps", np.int64),
         ("prefilled_tokens", np.int64),
@@ -41,8 +40,24 @@ STATE = np.dtype(
         ("finished", np.int64),  # entries of `Engine.finished`, of `Engine.filled`, of `Engine.evicted`
         ("filled", np.int64),
         ("evicted", np.int64),
+        ("gpu_blocks", np.int64),  # settings, and all below
+        ("max_num_seqs", np.int64),
+        ("max_batched_tokens", np.int64),
+        ("reserves_prompt", np.bool_),  # a call is admitted only if all its blocks fit (`scheduler_reserve_full_isl`)
+        ("plans_ahead", np.bool_),  # a step is planned when the one before it begins (`async_scheduling`)
+        ("amid_step", np.bool_),  # no setting: while LOOKUP is answered
     ]
 )
+#: A block: its neighbours in the free list, NONE while it is in use; how many running calls hold it; the key whose
+#: holder it is, or NONE.
+BLOCK = np.dtype([("newer", np.int32), ("older", np.int32), ("users", np.int32), ("key", np.int32)])
+#: A running call: its row, its blocks, those of them that were offered to the prefix cache; its tokens in a step that
+#: is being scheduled.
+PLACE = np.dtype([(name, np.int64) for name in ("call", "row", "held", "registered", "scheduled")])
+#: A call's part of a step: its tokens, and tokens known before.
+WORK = np.dtype([(name, np.int64) for name in ("call", "new", "known")])
+#: A call whose prompt a step continued, and up to where.
+FILLED = np.dtype([("call", np.int64), ("tokens", np.int64)])
 
 
 class Calls(NamedTuple):
@@ -81,52 +96,34 @@ class Calls(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """One engine.
+    """One engine; or several of them, with one dimension more in front of all arrays.
 
     Attributes:
         state: `STATE` [1].
-        newer, older: int32 [blocks + 1]: the free list, circular through its last entry; NONE for blocks in use.
-        users: int32 [blocks]: running calls that hold a block.
-        key: int64 [blocks]: the key whose holder a block is; NONE.
+        blocks: `BLOCK` [GPU blocks + 1]: the free list is circular through the last entry.
         holder: int32 [keys]: NONE for a key that is not cached.
-        rows: int32 [max_num_seqs, blocks]: block tables.
+        rows: int32 [max_num_seqs, GPU blocks]: block tables.
         free_rows: int64 [max_num_seqs]: a stack.
-        row, held, registered: int64 [max_num_seqs]: of running calls by place: its row, its blocks, those of them that
-            were offered to the prefix cache.
-        running: int64 [max_num_seqs]: calls in the order of their admission.
-        scheduled: int64 [max_num_seqs]: tokens of the step that is planned, by place.
-        planned, flight: int64 [3, max_num_seqs]: calls, their tokens, and tokens known before: of the step that is
-            planned, and of the one that is computed.
+        places: `PLACE` [max_num_seqs]: running calls in the order of their admission.
+        planned, flight: `WORK` [max_num_seqs]: of the step that is planned, and of the one that is computed.
         finished: int64 [max_num_seqs]: calls that the last step ended.
-        filled: int64 [2, max_num_seqs]: calls whose prompt the last step continued, and up to where.
+        filled: `FILLED` [max_num_seqs]: calls whose prompt the last step continued.
         evicted: int64 [..]: keys that lost their holder since the caller last emptied it; of length 0 to keep none.
-        block_tokens, max_batched_tokens: of vLLM.
-        reserves_prompt: whether a call is admitted only if all its blocks fit (vLLM's `scheduler_reserve_full_isl`).
-        plans_ahead: whether a step is planned when the one before it begins (vLLM's `async_scheduling`).
+        block_tokens: of vLLM.
     """
 
-    state: npt.NDArray[np.void]
-    newer: Int32s
-    older: Int32s
-    users: Int32s
-    key: Ints
+    state: Records
+    blocks: Records
     holder: Int32s
-    rows: npt.NDArray[np.int32]
+    rows: Int32s
     free_rows: Ints
-    row: Ints
-    held: Ints
-    registered: Ints
-    running: Ints
-    scheduled: Ints
-    planned: Ints
-    flight: Ints
+    places: Records
+    planned: Records
+    flight: Records
     finished: Ints
-    filled: Ints
+    filled: Records
     evicted: Ints
     block_tokens: int
-    max_batched_tokens: int
-    reserves_prompt: bool
-    plans_ahead: bool
 
 
 class StepCosts(NamedTuple):

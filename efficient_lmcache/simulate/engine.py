@@ -1,13 +1,14 @@
-"""One engine's settings, and its compiled state made from them."""
+"""Engines' settings, and their compiled state made from them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from efficient_lmcache.core.references import References
-from efficient_lmcache.simulate._engine_state import NONE, STATE, Calls, Engine
+from efficient_lmcache.simulate._engine_state import BLOCK, FILLED, NONE, PLACE, STATE, WORK, Calls, Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,45 +63,38 @@ def new_calls(blocks: References) -> Calls:
     )
 
 
-def new_engine(settings: EngineSettings, blocks: References, *, logs_evictions: bool = False) -> Engine:
-    """An engine with an empty cache for calls of these blocks.
+def new_engines(settings: Sequence[EngineSettings], blocks: References, *, logs_evictions: bool = False) -> Engine:
+    """Engines with empty caches for calls of these blocks, in one: `engine_of` tells them apart.
 
     Args:
-        logs_evictions: keep the keys that leave the prefix cache in `Engine.evicted`.
+        logs_evictions: keep the keys that leave the prefix caches in `Engine.evicted`.
     """
+    number, seqs = len(settings), max(each.max_num_seqs for each in settings)
     # vLLM keeps one block for itself.
-    count = settings.gpu_kv_tokens // blocks.chunk_tokens - 1
-    if count < 1:
-        raise ValueError(f"{settings.gpu_kv_tokens} GPU KV tokens make no two blocks of {blocks.chunk_tokens}")
-    ring = np.arange(count + 1, dtype=np.int32)
-    state = np.zeros(1, STATE)
-    state["free_blocks"], state["free_rows"] = count, settings.max_num_seqs
-    seqs = settings.max_num_seqs
-
-    def per_place() -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        return np.zeros(seqs, np.int64)
-
-    return Engine(
-        state=state,
-        newer=np.roll(ring, -1),
-        older=np.roll(ring, 1),
-        users=np.zeros(count, np.int32),
-        key=np.full(count, NONE, np.int64),
-        holder=np.full(int(blocks.keys.max(initial=-1)) + 1, NONE, np.int32),
-        rows=np.zeros((seqs, count), np.int32),
-        free_rows=np.arange(seqs),
-        row=per_place(),
-        held=per_place(),
-        registered=per_place(),
-        running=per_place(),
-        scheduled=per_place(),
-        planned=np.zeros((3, seqs), np.int64),
-        flight=np.zeros((3, seqs), np.int64),
-        finished=per_place(),
-        filled=np.zeros((2, seqs), np.int64),
-        evicted=np.zeros(4 * count if logs_evictions else 0, np.int64),
+    counts = [each.gpu_kv_tokens // blocks.chunk_tokens - 1 for each in settings]
+    for count, each in zip(counts, settings, strict=True):
+        if count < 1:
+            raise ValueError(f"{each.gpu_kv_tokens} GPU KV tokens make no two blocks of {blocks.chunk_tokens}")
+    made = Engine(
+        state=np.zeros(number, STATE),
+        blocks=np.zeros((number, max(counts) + 1), BLOCK),
+        holder=np.full((number, int(blocks.keys.max(initial=-1)) + 1), NONE, np.int32),
+        rows=np.zeros((number, seqs, max(counts)), np.int32),
+        free_rows=np.tile(np.arange(seqs), (number, 1)),
+        places=np.zeros((number, seqs), PLACE),
+        planned=np.zeros((number, seqs), WORK),
+        flight=np.zeros((number, seqs), WORK),
+        finished=np.zeros((number, seqs), np.int64),
+        filled=np.zeros((number, seqs), FILLED),
+        evicted=np.zeros((number, 4 * max(counts) if logs_evictions else 0), np.int64),
         block_tokens=blocks.chunk_tokens,
-        max_batched_tokens=settings.max_batched_tokens,
-        reserves_prompt=settings.reserves_prompt,
-        plans_ahead=settings.plans_ahead,
     )
+    made.blocks["key"] = NONE
+    for state, row, count, each in zip(made.state, made.blocks, counts, settings, strict=True):
+        ring = np.arange(count + 1)
+        row["newer"][: count + 1], row["older"][: count + 1] = np.roll(ring, -1), np.roll(ring, 1)
+        state["gpu_blocks"] = state["free_blocks"] = count
+        state["max_num_seqs"] = state["free_rows"] = each.max_num_seqs
+        state["max_batched_tokens"] = each.max_batched_tokens
+        state["reserves_prompt"], state["plans_ahead"] = each.reserves_prompt, each.plans_ahead
+    return made

@@ -27,7 +27,7 @@ def by_prefix(call: int, engines: Sequence[Engine], calls: Calls, blocks: Refere
     keys = blocks.call_keys(call)
 
     def rank(number: int) -> tuple[int, int]:
-        return -cached_blocks(engines[number], keys), _load(engines[number])
+        return -cached_blocks(engines[number].holder, keys), _load(engines[number])
 
     return min(range(len(engines)), key=rank)
 

@@ -5,8 +5,8 @@
     router    chooses an engine for each call when it is sent
     remote    what a call needs from afar is fetched before its engine queues it, so that no engine waits for it
 
-The engine whose clock is furthest behind runs on, up to the next arrival or the next engine's clock. So everything that
-touches what engines share happens in the order of time.
+The engine whose clock is furthest behind takes the next step, until an arrival is due. So everything that touches what
+engines share happens in the order of time. Steps that concern nobody else follow one another in compiled code.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import numpy as np
 
 from efficient_lmcache.core.references import Floats, Ints
 from efficient_lmcache.simulate import _engine_kernel as kernel
-from efficient_lmcache.simulate._engine_state import LOOKUP, NONE, STEPPED, STUCK, Calls, Engine
+from efficient_lmcache.simulate._engine_state import LOOKUP, NONE, STUCK, Calls, Engine
 from efficient_lmcache.simulate.costs import Costs
-from efficient_lmcache.simulate.engine import EngineSettings, new_calls, new_engine
+from efficient_lmcache.simulate.engine import EngineSettings, new_calls, new_engines
 from efficient_lmcache.simulate.routing import Router, by_load
 from efficient_lmcache.simulate.tiers import KVTier, Remote
 from efficient_lmcache.sizing.pool import chain
@@ -100,7 +100,8 @@ class Simulation:
         blocks = workload.blocks
         self._blocks = blocks
         self._calls = new_calls(blocks)
-        self._engines = [new_engine(settings, blocks, logs_evictions=logs_evictions) for settings in engines]
+        self._all = new_engines(engines, blocks, logs_evictions=logs_evictions)
+        self._engines = [kernel.engine_of(self._all, number) for number in range(len(engines))]
         self._tiers = tiers
         self._costs = costs
         self._router = router
@@ -152,16 +153,22 @@ class Simulation:
             self._start_session(0.0)
 
     def _advance(self) -> None:
-        """The next arrival, or the furthest-behind engine's next steps."""
-        clocks = [(float(e.state["clock_s"][0]), n) for n, e in enumerate(self._engines) if _busy(e)]
-        next_arrival_s = self._arrivals[0][0] if self._arrivals else math.inf
-        if not clocks or next_arrival_s <= min(clocks)[0]:
+        """Steps up to one that concerns others than its engine, or the next arrival."""
+        until_s = self._arrivals[0][0] if self._arrivals else math.inf
+        number, stop = kernel.advance(self._all, self._calls, self._costs.step, until_s)
+        if number == NONE:
             self._arrive()
             return
-        clocks.sort()
-        clock_s, number = clocks[0]
-        until_s = min(next_arrival_s, clocks[1][0] if len(clocks) > 1 else math.inf)
-        self._run_engine(number, max(until_s, math.nextafter(clock_s, math.inf)))
+        engine, tier = self._engines[number], self._tiers[number]
+        if stop == STUCK:
+            raise self._stuck(engine)
+        now_s = float(engine.state["clock_s"][0])
+        self._note_evictions(engine, tier, now_s)
+        if stop == LOOKUP:
+            self._look_up(engine, int(engine.state["call"][0]), tier, now_s)
+            return
+        self._store(engine, tier, now_s)
+        self._answer(engine)
 
     def _arrive(self) -> None:
         now_s, _, call = heapq.heappop(self._arrivals)
@@ -171,10 +178,18 @@ class Simulation:
             if ready_s > now_s:
                 self._push(ready_s, call)
                 return
-        engine = self._engines[self._engine_of[call]]
-        if not _busy(engine):
-            engine.state["clock_s"] = max(float(engine.state["clock_s"][0]), now_s)
-        kernel.enqueue(engine, self._calls, call)
+        self._enqueue(self._engines[self._engine_of[call]].state[0], call, now_s)
+
+    def _enqueue(self, state: np.void, call: int, now_s: float) -> None:
+        """The call waits behind all others; an engine that was idle works from now on."""
+        if state["waiting"]:
+            self._calls.next_waiting[state["last_waiting"]] = call
+        else:
+            state["first_waiting"] = call
+            if not state["running"]:
+                state["clock_s"] = max(state["clock_s"], now_s)
+        state["last_waiting"] = call
+        state["waiting"] += 1
 
     def _dispatch(self, call: int, now_s: float) -> None:
         self._arrived_s[call] = now_s
@@ -190,36 +205,20 @@ class Simulation:
         number = int(self._engine_of[call])
         engine = self._engines[number]
         keys = self._blocks.call_keys(call)[: int(self._calls.prompt_tokens[call]) // engine.block_tokens]
-        return self._remote.fetch(call, number, kernel.cached_blocks(engine, keys) * engine.block_tokens, now_s)
+        return self._remote.fetch(call, number, kernel.cached_blocks(engine.holder, keys) * engine.block_tokens, now_s)
 
-    def _run_engine(self, number: int, until_s: float) -> None:
-        engine, tier, calls = self._engines[number], self._tiers[number], self._calls
-        state = engine.state
-        while True:
-            stop = kernel.advance(engine, calls, self._costs.step, until_s)
-            if stop not in (LOOKUP, STEPPED):
-                break
-            now_s = float(state["clock_s"][0])
-            self._note_evictions(engine, tier, now_s)
-            if stop == LOOKUP:
-                self._look_up(engine, int(state["call"][0]), tier, now_s)
-                continue
-            self._store(engine, tier, now_s)
-            if state["finished"][0]:
-                self._answer(engine)
-                break
-        if stop == STUCK:
-            call = int(state["first_waiting"][0])
-            raise ValueError(
-                f"call {call} has {calls.prompt_tokens[call]} prompt tokens; they do not fit into the GPU's "
-                f"{len(engine.users) * engine.block_tokens}"
-            )
+    def _stuck(self, engine: Engine) -> ValueError:
+        call = int(engine.state["first_waiting"][0])
+        return ValueError(
+            f"call {call} has {self._calls.prompt_tokens[call]} prompt tokens; they do not fit into the GPU's "
+            f"{int(engine.state['gpu_blocks'][0]) * engine.block_tokens}"
+        )
 
     def _look_up(self, engine: Engine, call: int, tier: KVTier, now_s: float) -> None:
         calls = self._calls
         tokens = int(calls.prompt_tokens[call] + calls.produced_tokens[call])
         keys = self._blocks.call_keys(call)[: tokens // engine.block_tokens]
-        found = tier.look_up(call, tokens, kernel.cached_blocks(engine, keys) * engine.block_tokens, now_s)
+        found = tier.look_up(call, tokens, kernel.cached_blocks(engine.holder, keys) * engine.block_tokens, now_s)
         calls.host_tokens[call] = found
         if math.isnan(self._looked_up_s[call]):
             self._looked_up_s[call], self._host_tokens[call] = now_s, found
@@ -231,7 +230,7 @@ class Simulation:
             self._copied(engine, tier.evicted(engine.evicted[:count], now_s))
 
     def _store(self, engine: Engine, tier: KVTier, now_s: float) -> None:
-        for call, tokens in engine.filled[:, : int(engine.state["filled"][0])].T.tolist():
+        for call, tokens in engine.filled[: int(engine.state["filled"][0])].tolist():
             self._copied(engine, tier.fill(call, tokens, now_s))
 
     def _copied(self, engine: Engine, tokens: int) -> None:
@@ -264,8 +263,3 @@ class Simulation:
     def _push(self, at_s: float, call: int) -> None:
         heapq.heappush(self._arrivals, (at_s, self._sent, call))
         self._sent += 1
-
-
-def _busy(engine: Engine) -> bool:
-    state = engine.state
-    return bool(state["running"][0] or state["waiting"][0])

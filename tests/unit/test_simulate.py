@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,11 +13,14 @@ from hypothesis import strategies as st
 pytest.importorskip("numba", reason="needs the extra sizing")
 
 from lru_streams import compiles
-from simulated_agents import BLOCK, CHUNK, Tasks, agents, any_tasks, deployment, host_gib
+from simulated_agents import BETA, BLOCK, CHUNK, COSTS, Tasks, agents, any_tasks, deployment, host_gib
 
 from efficient_lmcache.core.coverage import covered_tokens_at
 from efficient_lmcache.simulate._engine_state import NONE
 from efficient_lmcache.simulate.deployment import Configuration, Deployment, Simulated, simulate
+from efficient_lmcache.simulate.engine import EngineSettings
+from efficient_lmcache.simulate.routing import by_session
+from efficient_lmcache.simulate.simulation import Outcome, Pool, Simulation
 from efficient_lmcache.simulate.tiers import LMCacheTier
 from efficient_lmcache.sizing.policy_tier import Admission, serve
 from efficient_lmcache.sizing.workload import Workload
@@ -75,12 +79,37 @@ def test_a_cache_is_whole_when_all_calls_have_left(tasks, spare_tokens, reserves
     (engine,) = made.outcome.engines
     state = engine.state[0]
     assert (state["running"], state["waiting"]) == (0, 0)
-    assert state["free_blocks"] == len(engine.users)
-    assert state["free_rows"] == len(engine.running)
-    assert not engine.users.any()
-    held = np.flatnonzero(engine.key != NONE)
-    assert (engine.holder[engine.key[held]] == held).all()
+    blocks = engine.blocks[:-1]
+    assert state["free_blocks"] == len(blocks)
+    assert state["free_rows"] == len(engine.places)
+    assert not blocks["users"].any()
+    held = np.flatnonzero(blocks["key"] != NONE)
+    assert (engine.holder[blocks["key"][held]] == held).all()
     assert (engine.holder != NONE).sum() == len(held)
+
+
+engine_sizes = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 4)), min_size=1, max_size=4)
+
+
+@compiles
+@given(any_tasks, engine_sizes, st.integers(1, 20))
+def test_engines_that_share_nothing_do_what_each_would_do_alone(tasks, sizes, chunks):
+    workload, pool = agents(tasks), Pool(len(tasks))
+
+    def outcome(work: Workload, engines: list[EngineSettings]) -> Outcome:
+        tiers = [LMCacheTier(work.chunks, chunks, Admission(), BETA) for _ in engines]
+        return Simulation(work, pool, engines, tiers, COSTS, router=by_session).run()
+
+    engines = [deployment(workload, spare_tokens=spare, max_num_seqs=seqs).engine for spare, seqs in sizes]
+    together = outcome(workload, engines)
+    for number, engine in enumerate(engines):
+        mine = np.flatnonzero(together.engine == number)
+        if not len(mine):
+            continue
+        own = replace(workload, chunks=workload.chunks.reordered(mine), blocks=workload.blocks.reordered(mine))
+        alone = outcome(own, [engine])
+        for name in ("gpu_tokens", "restored_tokens", "preemptions", "admitted_s", "finished_s"):
+            assert getattr(alone.calls, name).tolist() == getattr(together.calls, name)[mine].tolist()
 
 
 @compiles
