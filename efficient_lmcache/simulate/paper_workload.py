@@ -35,7 +35,6 @@ shapes' own values the GPU's cache finds 5 to 12 M tokens more than the paper's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -47,6 +46,7 @@ import numpy.typing as npt
 import yaml
 
 from efficient_lmcache.core.references import Floats, Ints, References
+from efficient_lmcache.simulate.shares import filled, rising_to, scaled, whole
 
 SHARED_PREFIX_TOKENS = 6_208
 BIG_READERS = 9
@@ -138,7 +138,7 @@ def paper_calls(seed: int = 0) -> PaperCalls:
     task = np.repeat(np.arange(len(per_task)), per_task)
     firsts, lasts = _firsts(task), _firsts(task[::-1])[::-1]
     talkative = rng.lognormal(0.0, _TASK_SIGMA, len(per_task))[task]
-    outputs = _scaled(
+    outputs = scaled(
         talkative * rng.lognormal(0.0, _OUTPUT_SIGMA, len(task)), paper["output_tokens"], *_OUTPUT_TOKENS_RANGE
     )
     lost = _lost(outputs, ~lasts, int(outputs[~lasts].sum()) - _found_again_tokens(), rng)
@@ -200,16 +200,16 @@ def _calls_per_task(rng: np.random.Generator) -> Ints:
 
     def calls(above: float) -> Ints:
         spread = median * np.exp(np.where(normals < 0, below, above) * normals)
-        return _whole(spread.clip(least, most))
+        return whole(spread.clip(least, most))
 
-    above = _rising_to(paper["calls"], lambda above: float(calls(above).sum()), 0.0, 2.0)
+    above = rising_to(paper["calls"], lambda above: float(calls(above).sum()), 0.0, 2.0)
     return rng.permutation(calls(above))
 
 
 def _big_readers(per_task: Ints, rng: np.random.Generator) -> _BigReaders:
     declined = published()["admission_counters"]["fixed_40_gib"]["skipped_requests"]
     task = rng.choice(len(per_task), BIG_READERS, replace=False)
-    calls = _scaled(per_task[task] * rng.uniform(0.3, 0.9, len(task)), declined, 8, per_task[task] - 8)
+    calls = scaled(per_task[task] * rng.uniform(0.3, 0.9, len(task)), declined, 8, per_task[task] - 8)
     begin = np.cumsum(per_task)[task] - calls
     suffix = np.full(per_task.sum(), -1)
     for reader, first in enumerate(begin):
@@ -248,9 +248,9 @@ def _prompt_tokens(turns: _Turns, readers: _BigReaders, rng: np.random.Generator
     def lengths(decay: float, suffix_decay: float) -> Ints:
         weights = np.exp(logs - np.where(in_suffix, suffix_decay, decay) * position)
         growth = (turns.said + fixed).astype(np.float64)
-        growth[inner] += _filled(weights[inner], segment[inner], observed, least[inner], most[inner])
+        growth[inner] += filled(weights[inner], segment[inner], observed, least[inner], most[inner])
         total = np.concatenate(([0.0], np.cumsum(growth)))
-        return _whole(total[1:] - total[starts])
+        return whole(total[1:] - total[starts])
 
     def declined_chunks(suffix_decay: float) -> float:
         chunks = lengths(0.0, suffix_decay) // chunk
@@ -259,8 +259,8 @@ def _prompt_tokens(turns: _Turns, readers: _BigReaders, rng: np.random.Generator
     def prompt_tokens(decay: float) -> float:
         return float(lengths(decay, suffix_decay).sum())
 
-    suffix_decay = _rising_to(declined, declined_chunks, *_DECAYS)
-    prompts = lengths(_rising_to(paper["prompt_tokens"], prompt_tokens, *_DECAYS), suffix_decay)
+    suffix_decay = rising_to(declined, declined_chunks, *_DECAYS)
+    prompts = lengths(rising_to(paper["prompt_tokens"], prompt_tokens, *_DECAYS), suffix_decay)
     # Lengths that round up at the same decay leave a token or two.
     left = int(paper["prompt_tokens"] - prompts.sum())
     prompts[np.flatnonzero(inner & ~in_suffix)[: abs(left)]] += np.sign(left)
@@ -272,7 +272,7 @@ def _first_and_last_observations(turns: _Turns, rng: np.random.Generator) -> Int
     paper = published()["workload"]
     least, mean, most = _OWN_FIRST_TOKENS
     tasks = int(turns.firsts.sum())
-    own = _scaled(rng.lognormal(0.0, _FIRST_SIGMA, tasks), mean * tasks, least, most)
+    own = scaled(rng.lognormal(0.0, _FIRST_SIGMA, tasks), mean * tasks, least, most)
     # New KV that no later call reuses: last outputs, what outputs lose, and what is new in last prompts.
     new_kv = paper["prompt_tokens"] - paper["cache_stable_tokens"] + paper["output_tokens"]
     unused = round((1 - paper["reused_share_of_new_kv"]) * new_kv)
@@ -280,7 +280,7 @@ def _first_and_last_observations(turns: _Turns, rng: np.random.Generator) -> Int
     observations = new_in_last - int(turns.lost[turns.lasts].sum())
     fixed = np.zeros(len(turns.task), np.int64)
     fixed[turns.firsts] = SHARED_PREFIX_TOKENS + own
-    fixed[turns.lasts] = _scaled(
+    fixed[turns.lasts] = scaled(
         rng.lognormal(0.0, _OBSERVATION_SIGMA, tasks), observations, _OBSERVATION_TOKENS_RANGE[0], _most_at_once() // 4
     )
     return fixed
@@ -303,7 +303,7 @@ def _observed_by_segment(
     turns = np.bincount(segment[inner], minlength=segments)[:tasks]
     suffixes = round(1e6 * (_stored_mtok_at_40_gib("none") - _stored_mtok_at_40_gib("fixed")))
     last_prompts = paper["prompt_tokens"] - paper["previous_prompt_shared_tokens"]
-    of_tasks = _scaled(
+    of_tasks = scaled(
         turns**_TASK_POWER * rng.lognormal(0.0, _TASK_SIGMA, tasks),
         last_prompts - suffixes - int(adds[:tasks].sum()),
         2 * _OBSERVATION_TOKENS_RANGE[0] * turns,
@@ -315,7 +315,7 @@ def _observed_by_segment(
     longest = np.argmax(readers.calls)
     others = np.delete(np.arange(len(begun)), longest)
     grown[longest] = paper["max_prompt_tokens"] - begun[longest]
-    grown[others] = _scaled(
+    grown[others] = scaled(
         (readers.calls * rng.lognormal(0.0, _TASK_SIGMA, len(begun)))[others],
         suffixes - int(grown[longest]),
         adds[tasks:][others] + 2 * _FIRST_BIG_READ_TOKENS,
@@ -376,36 +376,3 @@ def _firsts(task: Ints) -> Bools:
 def _previous(values: Ints, firsts: Bools) -> Ints:
     """The previous call's value; 0 for a task's first call."""
     return np.where(firsts, 0, np.roll(values, 1))
-
-
-def _whole(values: Floats) -> Ints:
-    return np.rint(values).astype(np.int64)
-
-
-def _scaled(weights: Floats, total: int, least: Ints | int, most: Ints | int) -> Ints:
-    """Whole numbers in proportion to weights, within their bounds; their sum is the total."""
-
-    def scaled(scale: float) -> Ints:
-        return _whole((scale * weights).clip(least, most))
-
-    highest = float(np.max(np.asarray(most) / weights))
-    return scaled(_rising_to(total, lambda scale: float(scaled(scale).sum()), 0.0, highest))
-
-
-def _filled(weights: Floats, segment: Ints, totals: Ints, least: Floats, most: Floats) -> Floats:
-    """The same for the totals of many segments at once, not rounded; segment is int64 [weights]."""
-    low: Floats = np.zeros(len(totals))
-    high: Floats = 64 * totals / np.bincount(segment, weights, minlength=len(totals))
-    for _ in range(40):
-        middle = (low + high) / 2
-        above = np.bincount(segment, (middle[segment] * weights).clip(least, most), minlength=len(totals)) > totals
-        low, high = np.where(above, low, middle), np.where(above, middle, high)
-    return (low[segment] * weights).clip(least, most)
-
-
-def _rising_to(target: float, rising: Callable[[float], float], low: float, high: float) -> float:
-    """The least argument, to within rounding, at which a rising function reaches the target."""
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if rising(middle) < target else (low, middle)
-    return high
