@@ -67,7 +67,7 @@ def _fit_cpu(arguments: argparse.Namespace) -> None:
     def ratios(runs: Sequence[Path]) -> Ratios:
         def of(candidate: Profile) -> list[float]:
             made = costs(candidate, shape, 1)
-            compared = [compare_run(run, arguments.trace, workload, arguments.model, made) for run in runs]
+            compared = [compare_run(run, workload, arguments.model, made) for run in runs]
             return [row.simulated.makespan_s / row.measured["makespan_s"] for row in compared]
 
         return of

@@ -16,7 +16,6 @@ import numpy as np
 from efficient_lmcache.core.footprint import KVFootprint
 from efficient_lmcache.core.references import Floats, Ints
 from efficient_lmcache.replay.rundir import RunDirectory, RunDirectoryError, read_record
-from efficient_lmcache.replay.trace import TraceReader
 from efficient_lmcache.simulate.costs import Costs
 from efficient_lmcache.simulate.deployment import RECOMPUTE, Configuration, Deployment, Simulated, simulate
 from efficient_lmcache.simulate.engine import EngineSettings
@@ -69,16 +68,15 @@ class Comparison(NamedTuple):
         }
 
 
-def compare_run(path: Path, trace: Path, workload: Workload, model: Path, costs: Costs) -> Comparison:
+def compare_run(path: Path, workload: Workload, model: Path, costs: Costs) -> Comparison:
     """Simulate what a run of one engine in in-process mode did.
 
     Args:
-        trace: the run's own.
-        workload: of the same trace, with the run's chunk and block sizes.
+        workload: of the run's own trace, with the run's chunk and block sizes.
         model: its config.json, or the directory it is in.
 
     Raises:
-        RunDirectoryError: the run is not complete, or of a kind that is not modelled here.
+        RunDirectoryError: the run is not complete, of a kind that is not modelled here, or of another trace.
     """
     record = read_record(path)
     options = record["options"]
@@ -95,7 +93,7 @@ def compare_run(path: Path, trace: Path, workload: Workload, model: Path, costs:
         pool=Pool(record["active_pool"], options["time_scale"]),
     )
     configuration = Configuration(record["host_gib_per_rank"], _admission(record["admission"], options))
-    numbers = _call_numbers(trace, workload)
+    numbers = _call_numbers(path, record, workload)
     sent_s, cached = _sent(path, numbers)
     in_order = simulate(workload, deployment, configuration, sent_s=sent_s)
     calls = in_order.outcome.calls
@@ -116,10 +114,16 @@ def _admission(name: str, options: dict[str, Any]) -> Admission:
     return Admission("none" if name == RECOMPUTE else name, **given)
 
 
-def _call_numbers(trace: Path, workload: Workload) -> dict[str, Ints]:
+def _call_numbers(path: Path, record: dict[str, Any], workload: Workload) -> dict[str, Ints]:
     """Each task's calls in the workload's numbering."""
-    with TraceReader(trace) as reader:
-        return {task.task_id: np.flatnonzero(workload.chunks.lane == lane) for lane, task in enumerate(reader.tasks)}
+    calls, prompt_tokens = len(workload.chunks), int(workload.chunks.prompt_tokens.sum())
+    trace = record["trace"]
+    if (trace["calls"], trace["prompt_tokens"]) != (calls, prompt_tokens):
+        raise RunDirectoryError(
+            f"{path}: is a run of {trace['calls']} calls with {trace['prompt_tokens']} prompt tokens; {workload.name} "
+            f"has {calls} with {prompt_tokens}; give the run's own trace"
+        )
+    return {name: np.flatnonzero(workload.chunks.lane == lane) for lane, name in enumerate(workload.lanes)}
 
 
 def _sent(path: Path, numbers: dict[str, Ints]) -> tuple[Floats, Ints]:

@@ -19,7 +19,10 @@ from efficient_lmcache.replay.cli_common import user_errors
 if TYPE_CHECKING:
     from efficient_lmcache.simulate.options import SimulateOptions
 
-_COLUMNS = ("γ_H", "GiB", "admission", "computed", "restored", "stored", "preempted", "makespan s", "queue s", "wall s")
+_COLUMNS = (
+    *("γ_H", "GiB", "GB/s", "admission", "computed", "restored", "stored", "preempted"),
+    *("makespan s", "queue s", "wall s"),
+)
 _COMPARED = ("run", "computed", "simulated", "in order", "makespan s", "simulated", "equal cached", "equal match")
 _WIDTH = 150
 
@@ -42,6 +45,10 @@ def simulate(
     shared_tier: Annotated[
         bool, typer.Option("--shared-tier", help="One tier for all engines, as of an LMCache server.")
     ] = False,
+    link_gb_s: Annotated[
+        str,
+        typer.Option(help="Behind the host tiers, a store for all engines over a link of so many GB/s; with commas."),
+    ] = "0",
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Of vLLM.")] = 256,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Of vLLM.")] = 8192,
     chunk_tokens: Annotated[int, typer.Option(help="b: LMCache's chunk size.")] = 1024,
@@ -67,6 +74,8 @@ def simulate(
     with user_errors():
         from efficient_lmcache.simulate.options import SimulateOptions
 
+        if out is not None and (compare or paper is not None):
+            raise ValueError("--out keeps simulated configurations; neither --compare nor --paper leaves any")
         options = SimulateOptions(
             trace=trace,
             model=model,
@@ -79,6 +88,7 @@ def simulate(
             engines=engines,
             route=route,
             shared_tier=shared_tier,
+            link_gb_s=link_gb_s,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             chunk_tokens=chunk_tokens,
@@ -112,7 +122,7 @@ def _simulate(options: SimulateOptions, out: Path | None, as_json: bool) -> None
         check_directories(out, inputs.configurations)
         rows = []
         for configuration in inputs.configurations:
-            name = f"{configuration.name} {configuration.host_gib:g} GiB"
+            name = f"{configuration.name} {configuration.host_gib:g} GiB {configuration.link_gb_s:g} GB/s"
             made = simulate(
                 inputs.workload,
                 inputs.deployment,
@@ -167,6 +177,7 @@ def _show(rows: list[dict[str, Any]], more: dict[str, Any], as_json: bool) -> No
         cells = [
             "–" if row["gamma_h"] is None else f"{row['gamma_h']:.2f}",
             f"{row['host_gib']:g}",
+            f"{row['link_gb_s']:g}" if row["link_gb_s"] else "–",
             row["admission"],
             _millions(row["computed_prefill_tokens"]),
             _millions(row["restored_tokens_per_rank"]),

@@ -13,6 +13,7 @@ from efficient_lmcache.core.references import Floats
 from efficient_lmcache.simulate.costs import Costs
 from efficient_lmcache.simulate.engine import EngineSettings
 from efficient_lmcache.simulate.policies import Place, new_tiers
+from efficient_lmcache.simulate.remote_tier import RemoteTier
 from efficient_lmcache.simulate.routing import ROUTERS
 from efficient_lmcache.simulate.simulation import Outcome, Pool, Progress, Simulation
 from efficient_lmcache.simulate.tiers import KVTier, LMCacheTier, NoTier
@@ -36,6 +37,7 @@ class Deployment:
         engines: how many.
         route: load, session or prefix.
         shared_tier: one tier for all engines, as of an LMCache server, instead of one for each.
+        ranks: of each engine; each one's KV crosses a link.
     """
 
     engine: EngineSettings
@@ -45,6 +47,7 @@ class Deployment:
     engines: int = 1
     route: str = "load"
     shared_tier: bool = False
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         if self.engines < 1:
@@ -62,16 +65,19 @@ class Configuration:
         admission: what may enter the tier.
         policy: a tier of `policies.POLICIES` instead of LMCache's; one that works with an admission takes this one's
             parameters.
+        link_gb_s: of a store that all engines share, behind their own tiers; it has no bounds, takes whatever is
+            computed, and no admission or policy is asked. 0 for none.
     """
 
     host_gib: float
     admission: Admission = _PLAIN_OFFLOAD
     policy: str = ""
+    link_gb_s: float = 0.0
 
     @property
     def name(self) -> str:
         """The policy or else the admission, or that there is no tier."""
-        return self.policy or self.admission.name if self.host_gib else RECOMPUTE
+        return self.policy or self.admission.name if self.host_gib or self.link_gb_s else RECOMPUTE
 
 
 class Simulated(NamedTuple):
@@ -80,6 +86,7 @@ class Simulated(NamedTuple):
     Attributes:
         computed_prefill_tokens: of every call's first admission: prompt tokens that no tier held.
         recomputed_tokens: computed once more after preemptions; not part of the former.
+        link_read_bytes: of all ranks.
         queue_delay_mean_s: from a call's arrival to its admission.
         wall_s: that the simulation took.
         outcome: every call's; and the tiers, for what else they know.
@@ -96,6 +103,7 @@ class Simulated(NamedTuple):
     preemptions: int
     declined_calls: int
     evicted_chunks_per_rank: int
+    link_read_bytes: int
     makespan_s: float
     queue_delay_mean_s: float
     wall_s: float
@@ -104,7 +112,8 @@ class Simulated(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Every number by its name."""
-        row: dict[str, Any] = {"admission": self.configuration.name, "host_gib": self.configuration.host_gib}
+        asked = self.configuration
+        row: dict[str, Any] = {"admission": asked.name, "host_gib": asked.host_gib, "link_gb_s": asked.link_gb_s}
         return row | {name: getattr(self, name) for name in self._fields if name not in ("configuration", *_OBJECTS)}
 
 
@@ -126,7 +135,8 @@ def simulate(
         tiers: new ones, instead of the configuration's.
     """
     started_s = time.perf_counter()
-    tiers = tiers or _tiers(workload, deployment, configuration)
+    remote = _remote(workload, deployment, configuration)
+    tiers = tiers or (remote.engine_tiers() if remote else _tiers(workload, deployment, configuration))
     per_engine = list(tiers) * (deployment.engines // len(tiers))
     simulation = Simulation(
         workload,
@@ -135,6 +145,7 @@ def simulate(
         per_engine,
         deployment.costs,
         router=ROUTERS[deployment.route],
+        remote=remote,
         logs_evictions=bool(configuration.policy),
         sent_s=sent_s,
     )
@@ -154,6 +165,7 @@ def simulate(
         preemptions=int(calls.preemptions.sum()),
         declined_calls=sum(not decision.save for tier in lmcache for decision in tier.decisions.values()),
         evicted_chunks_per_rank=sum(tier.evicted_chunks for tier in lmcache),
+        link_read_bytes=int(remote.reads.size_bytes.sum()) if remote else 0,
         makespan_s=outcome.makespan_s,
         queue_delay_mean_s=float(np.mean(calls.admitted_s - outcome.arrived_s)),
         wall_s=time.perf_counter() - started_s,
@@ -169,6 +181,19 @@ def gamma_h(workload: Workload, deployment: Deployment, host_gib: float) -> floa
     active = min(deployment.pool.active_pool, len(np.unique(workload.chunks.session)))
     working_set = (active - 1) * workload.mean_prompt_tokens * deployment.bytes_per_token
     return working_set / (host_gib * GIB * (1 if deployment.shared_tier else deployment.engines))
+
+
+def _remote(workload: Workload, deployment: Deployment, configuration: Configuration) -> RemoteTier | None:
+    if not configuration.link_gb_s:
+        return None
+    bytes_per_token = deployment.bytes_per_token
+    return RemoteTier(
+        workload.chunks,
+        bytes_per_token * deployment.ranks,
+        deployment.engines,
+        link_bytes_per_s=configuration.link_gb_s * 1e9,
+        local_chunks=capacity_chunks(configuration.host_gib, workload.chunks.chunk_tokens, bytes_per_token),
+    )
 
 
 def _tiers(workload: Workload, deployment: Deployment, configuration: Configuration) -> Sequence[KVTier]:

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from efficient_lmcache.core.admission import ADMISSIONS
 from efficient_lmcache.core.footprint import load_config
 from efficient_lmcache.replay.rundir import read_record
 from efficient_lmcache.simulate.against_run import Comparison, compare_run
@@ -16,6 +17,7 @@ from efficient_lmcache.simulate.costs import Costs, ModelShape, costs
 from efficient_lmcache.simulate.deployment import Configuration, Deployment
 from efficient_lmcache.simulate.engine import EngineSettings
 from efficient_lmcache.simulate.profiles import load_profile
+from efficient_lmcache.simulate.routing import ROUTERS
 from efficient_lmcache.simulate.simulation import Pool
 from efficient_lmcache.sizing.policy_tier import Admission
 from efficient_lmcache.sizing.workload import Workload, open_workload
@@ -39,6 +41,7 @@ class SimulateOptions:
     engines: int
     route: str
     shared_tier: bool
+    link_gb_s: str
     max_num_seqs: int
     max_num_batched_tokens: int
     chunk_tokens: int
@@ -78,6 +81,7 @@ def prepare(options: SimulateOptions) -> Inputs:
         raise ValueError("--active-pool is missing; give the agents that are in progress at the same time")
     if options.gpu_kv_tokens is None:
         raise ValueError("--gpu-kv-tokens is missing; give the tokens that an engine's KV cache holds")
+    _check(options)
     configurations = _configurations(options)
     shape = ModelShape.of(load_config(model), options.kv_cache_dtype)
     deployment = Deployment(
@@ -88,6 +92,7 @@ def prepare(options: SimulateOptions) -> Inputs:
         engines=options.engines,
         route=options.route,
         shared_tier=options.shared_tier,
+        ranks=options.ranks,
     )
     workload = _workload(options, trace, options.chunk_tokens, options.gpu_block_tokens)
     return Inputs(workload, deployment, configurations)
@@ -110,7 +115,7 @@ def comparisons(
         sizes = recorded["chunk_tokens"], recorded["block_tokens"]
         if sizes not in workloads:
             workloads[sizes] = _workload(options, trace, *sizes)
-        yield compare_run(run, trace, workloads[sizes], model, made)
+        yield compare_run(run, workloads[sizes], model, made)
 
 
 def _given(options: SimulateOptions) -> tuple[Path, Path]:
@@ -119,6 +124,28 @@ def _given(options: SimulateOptions) -> tuple[Path, Path]:
     if options.model is None:
         raise ValueError("--model is missing; give a config.json or the directory it is in")
     return options.trace, options.model
+
+
+def _check(options: SimulateOptions) -> None:
+    """What deeper layers would refuse, too, under names that no user has seen."""
+    for option, given, allowed in (
+        ("--route", [options.route], list(ROUTERS)),
+        ("--admission", _names(options.admission), list(ADMISSIONS)),
+    ):
+        for name in given:
+            if name not in allowed:
+                raise ValueError(f"{option} has {name!r}; it must be one of {', '.join(allowed)}")
+    for option, value, holds, wanted in (
+        ("--active-pool", options.active_pool, (options.active_pool or 0) >= 1, "at least 1"),
+        ("--time-scale", options.time_scale, 0 <= options.time_scale < math.inf, "a finite number >= 0"),
+        ("--activity-window-s", options.activity_window_s, options.activity_window_s > 0, "positive"),
+    ):
+        if not holds:
+            raise ValueError(f"{option} is {value}; it must be {wanted}")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
 
 
 def _costs(options: SimulateOptions, shape: ModelShape) -> Costs:
@@ -137,21 +164,31 @@ def _workload(options: SimulateOptions, trace: Path, chunk_tokens: int, gpu_bloc
 
 
 def _configurations(options: SimulateOptions) -> list[Configuration]:
-    """Every admission at every capacity; recompute once, as no admission matters there."""
-    sizes = [_gib(text) for text in options.host_gib.split(",")]
+    """Every admission at every capacity and link; recompute once, as no admission matters there."""
+    sizes, links = _numbers("--host-gib", options.host_gib), _numbers("--link-gb-s", options.link_gb_s)
     admissions = [
-        Admission(name.strip(), options.write_threshold_chunks, options.occupancy_threshold, options.activity_window_s)
-        for name in options.admission.split(",")
+        Admission(name, options.write_threshold_chunks, options.occupancy_threshold, options.activity_window_s)
+        for name in _names(options.admission)
     ]
-    tiers = [Configuration(gib, admission) for gib, admission in product(sizes, admissions) if gib]
-    return [Configuration(0.0)] * (0.0 in sizes) + tiers
+    if any(links) and (options.shared_tier or any(admission.name != "none" for admission in admissions)):
+        raise ValueError("--link-gb-s goes with engines' own tiers and --admission none; it has no other model here")
+    tiers = [
+        Configuration(gib, admission, link_gb_s=link)
+        for link, gib, admission in product(links, sizes, admissions)
+        if gib or link
+    ]
+    return [Configuration(0.0)] * (0.0 in sizes and 0.0 in links) + tiers
 
 
-def _gib(text: str) -> float:
+def _numbers(option: str, text: str) -> list[float]:
+    return [_number(option, part) for part in text.split(",")]
+
+
+def _number(option: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise ValueError(f"--host-gib has {text.strip()!r}; give numbers >= 0 with commas between them")
+        raise ValueError(f"{option} has {text.strip()!r}; give numbers >= 0 with commas between them")
     return value

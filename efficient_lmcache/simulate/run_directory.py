@@ -15,7 +15,7 @@ import numpy as np
 from efficient_lmcache import __version__
 from efficient_lmcache.replay.driver import CallRow
 from efficient_lmcache.replay.rundir import DecisionCounts, RunDirectory, RunRecord, WorkingSet
-from efficient_lmcache.simulate.deployment import Configuration, Simulated, gamma_h
+from efficient_lmcache.simulate.deployment import RECOMPUTE, Configuration, Simulated, gamma_h
 from efficient_lmcache.simulate.options import Inputs, SimulateOptions
 from efficient_lmcache.simulate.tiers import LMCacheTier
 
@@ -41,7 +41,9 @@ def write_run(out: Path, made: Simulated, inputs: Inputs, options: SimulateOptio
 
 
 def _directory(out: Path, configuration: Configuration) -> Path:
-    return out / (f"{configuration.name}-{configuration.host_gib:g}gib" if configuration.host_gib else "recompute")
+    name, gib, link_gb_s = configuration.name, configuration.host_gib, configuration.link_gb_s
+    tiers = f"-{gib:g}gib" if name != RECOMPUTE else ""
+    return out / f"{name}{tiers}{f'-{link_gb_s:g}gbs' if link_gb_s else ''}"
 
 
 def _calls(made: Simulated, inputs: Inputs) -> list[CallRow]:
@@ -101,7 +103,7 @@ def _record(
     return RunRecord(
         status="complete",
         admission=made.configuration.name,
-        connector=SIMULATED if gib else "none",
+        connector="none" if made.configuration.name == RECOMPUTE else SIMULATED,
         host_gib_per_rank=gib,
         active_pool=deployment.pool.active_pool,
         calls=made.calls,
@@ -112,7 +114,12 @@ def _record(
             gamma_h=gamma_h(workload, deployment, gib),
             gamma_g=pool * workload.mean_prompt_tokens / kv_tokens,
         ),
-        options={**options.to_json(), "block_tokens": workload.blocks.chunk_tokens},
+        # Under a replay's names, as well: `simulate --compare` reads them.
+        options={
+            **options.to_json(),
+            "block_tokens": workload.blocks.chunk_tokens,
+            "tensor_parallel": options.ranks,
+        },
         command=sys.argv,
         trace={
             "name": workload.name,

@@ -75,6 +75,20 @@ def test_a_table_says_what_the_json_does(asked):
     assert "none" in result.stdout
 
 
+def test_a_store_behind_a_link_is_read_by_all_engines_and_a_narrow_link_is_waited_for(asked):
+    crowd = [*asked, "--engines", "2", "--active-pool", "6", "--gpu-kv-tokens", "10000", "--host-gib", "0,1"]
+    alone, *made = rows([*crowd, "--link-gb-s", "0,0.001,100"])
+    assert [(row["admission"], row["host_gib"], row["link_gb_s"]) for row in (alone, *made)] == [
+        ("recompute", 0.0, 0.0),
+        *(("none", gib, link) for gib, link in ((1.0, 0.0), (0.0, 0.001), (1.0, 0.001), (0.0, 100.0), (1.0, 100.0))),
+    ]
+    local, narrow, _, wide, both = made
+    assert alone["link_read_bytes"] == local["link_read_bytes"] == 0
+    assert 0 < both["link_read_bytes"] < wide["link_read_bytes"]
+    assert wide["computed_prefill_tokens"] < local["computed_prefill_tokens"] < alone["computed_prefill_tokens"]
+    assert narrow["queue_delay_mean_s"] > wide["queue_delay_mean_s"] + 1
+
+
 def test_a_configuration_leaves_the_run_directory_of_a_replay(asked, tmp_path):
     out = tmp_path / "runs"
     (row,) = rows([*asked, "--host-gib", "0.2", "--admission", "conditioned", "--out", str(out)])
@@ -89,17 +103,13 @@ def test_a_configuration_leaves_the_run_directory_of_a_replay(asked, tmp_path):
 
 
 def test_a_simulated_run_compared_with_itself_is_equal_in_everything(asked, model, trace, tmp_path):
-    """A run that the simulator made stands in for a real one, whose options it completes."""
+    """A run that the simulator made stands in for a real one."""
     out = tmp_path / "runs"
     rows([*asked, "--host-gib", "0.2", "--admission", "fixed", "--out", str(out)])
-    path = out / "fixed-0.2gib" / "run.json"
-    record = json.loads(path.read_text())
-    record["options"] |= {"tensor_parallel": 8}
-    path.write_text(json.dumps(record))
     result = run(
         [
             *("simulate", "--trace", str(trace), "--model", str(model), "--tp", "8", "--json"),
-            *("--compare", str(path.parent)),
+            *("--compare", str(out / "fixed-0.2gib")),
         ]
     )
     assert result.exit_code == 0, result.output
@@ -111,9 +121,13 @@ def test_a_simulated_run_compared_with_itself_is_equal_in_everything(asked, mode
     ("option", "value", "message"),
     [
         ("--host-gib", "1,much", "--host-gib has 'much'; give numbers >= 0 with commas between them"),
-        ("--admission", "all", "Admission.name is 'all'; it must be one of none, fixed, conditioned"),
+        ("--admission", "all", "--admission has 'all'; it must be one of none, fixed, conditioned"),
+        ("--link-gb-s", "wide", "--link-gb-s has 'wide'; give numbers >= 0 with commas between them"),
         ("--profile", "abacus", "--profile 'abacus' is not known; known are CPU, H100, H20, H200, H800"),
-        ("--route", "luck", "Deployment.route is 'luck'; it must be one of load, session, prefix"),
+        ("--route", "luck", "--route has 'luck'; it must be one of load, session, prefix"),
+        ("--active-pool", "0", "--active-pool is 0; it must be at least 1"),
+        ("--time-scale", "-1", "--time-scale is -1.0; it must be a finite number >= 0"),
+        ("--activity-window-s", "0", "--activity-window-s is 0.0; it must be positive"),
         ("--gpu-kv-tokens", "600", "do not fit into the GPU's"),
         ("--paper", "table99", "--paper is 'table99'; it must be one of table3"),
         ("--trace", "absent.trace", "absent.trace: no such file"),
@@ -123,6 +137,32 @@ def test_what_cannot_be_simulated_is_one_line(asked, option, value, message):
     result = run([*asked, "--host-gib", "1", option, value])
     assert result.exit_code == 2
     assert message in result.output
+    assert len(result.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["--shared-tier", "--admission=none,fixed"])
+def test_what_is_not_modelled_behind_a_link_is_refused(asked, option):
+    result = run([*asked, "--host-gib", "1", "--link-gb-s", "5", option])
+    assert result.exit_code == 2
+    assert result.output.startswith("error: --link-gb-s goes with engines' own tiers and --admission none")
+
+
+@pytest.mark.parametrize(("option", "value"), [("--compare", "runs/real"), ("--paper", "table3")])
+def test_where_no_run_directory_is_left_none_can_be_asked_for(asked, tmp_path, option, value):
+    result = run([*asked, option, value, "--out", str(tmp_path / "runs")])
+    assert result.exit_code == 2
+    assert result.output == "error: --out keeps simulated configurations; neither --compare nor --paper leaves any\n"
+
+
+def test_a_run_is_compared_on_its_own_trace_only(asked, model, trace, tmp_path):
+    out = tmp_path / "runs"
+    rows([*asked, "--out", str(out)])
+    other = tmp_path / "other.trace"
+    synthesize(other, Workload(tasks=2, calls_per_task=3, max_prompt_tokens=9_000))
+    result = run(["simulate", "--trace", str(other), "--model", str(model), "--compare", str(out / "recompute")])
+    assert result.exit_code == 2
+    assert "recompute: is a run of 29 calls with" in result.output
+    assert "give the run's own trace" in result.output
     assert len(result.output.splitlines()) == 1
 
 

@@ -83,9 +83,9 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     ],
     indirect=["run"],
 )
-def test_a_real_run_is_as_far_off_as_documented(run, in_order, closed_loop, equal_cached, trace, workload, model):
+def test_a_real_run_is_as_far_off_as_documented(run, in_order, closed_loop, equal_cached, workload, model):
     made = costs(load_profile("cpu"), ModelShape.of(MODELS["moe"]), 1)
-    compared = compare_run(run, trace, workload, model, made).to_json()
+    compared = compare_run(run, workload, model, made).to_json()
     found = {name: round(compared[name], 3) for name in ("computed_ratio_in_order", "computed_ratio", "equal_cached")}
     assert found == {
         "computed_ratio_in_order": pytest.approx(in_order, abs=0.01),
