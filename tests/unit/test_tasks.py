@@ -24,7 +24,7 @@ class Pool:
     def __init__(self, seed: int, system_tokens: int = 50) -> None:
         self.random = random.Random(seed)
         self.system = self.draw(system_tokens)
-        self.inference = TaskInference(BLOCK)
+        self.inference = TaskInference(BLOCK, anchor_tokens=BLOCK)
 
     def draw(self, count):
         return [self.random.randrange(80) for _ in range(count)]
@@ -112,13 +112,33 @@ def test_tenants_never_share_a_task():
 
 
 def test_memory_is_bounded_and_old_prompts_are_forgotten_first():
-    inference = TaskInference(BLOCK, max_prompts=10)
-    prompts = [[value, *range(40)] for value in range(100)]
+    inference = TaskInference(BLOCK, max_prompts=10, anchor_tokens=BLOCK)
+    prompts = [[*range(40), value, *range(value % 3)] for value in range(100)]
     tasks = [inference.assign(keys(prompt), prompt) for prompt in prompts]
+    inference.remember()
     assert len(inference) == 10
-    assert sum(sum(counts.values()) for counts in inference._tail_tokens.values()) == 10
+    # All at one anchor.
+    (at_anchor,) = inference._at.values()
+    assert sum(at_anchor._counts.values()) == len(at_anchor) == 10
     assert inference.assign(keys(prompts[99]), prompts[99]) == tasks[99]
     assert inference.assign(keys(prompts[0]), prompts[0]) != tasks[0]
+    inference.remember()
+    for value in range(10):
+        prompt = [value + 200, *range(40)]
+        inference.assign(keys(prompt), prompt)
+    inference.remember()
+    assert len(inference) == len(inference._at) == 10
+
+
+def test_a_prompt_that_keeps_coming_back_is_remembered_once_and_longest():
+    inference = TaskInference(BLOCK, max_prompts=3)
+    often, others = list(range(50)), [[100 + value, *range(40)] for value in range(8)]
+    task = inference.assign(keys(often), often)
+    for other in others:
+        inference.assign(keys(other), other)
+        assert inference.assign(keys(often), often) == task
+    inference.remember()
+    assert len(inference) <= 3
 
 
 def test_an_empty_prompt_has_a_task():
@@ -130,16 +150,37 @@ def test_an_empty_prompt_has_a_task():
     st.integers(0, 2**32),
     st.integers(2, 12),
     st.integers(0, 60),
-    st.lists(st.tuples(st.integers(0, 11), st.integers(1, 50)), max_size=60),
+    st.lists(st.tuples(st.integers(0, 11), st.integers(1, 50), st.booleans()), max_size=60),
+    st.sampled_from([1, BLOCK, 3 * BLOCK, 128]),
 )
-def test_interleaved_agents_are_told_apart_exactly(seed, agents, system_tokens, turns):
+def test_interleaved_agents_are_told_apart_exactly(seed, agents, system_tokens, turns, anchor_tokens):
     pool = Pool(seed, system_tokens)
+    pool.inference = TaskInference(BLOCK, anchor_tokens=anchor_tokens)
     # Distinct first tokens after the system prompt: agents with the same first prompt are one task by definition.
     histories = [[*pool.system, 80 + agent, *pool.draw(MAX_SUFFIX_TOKENS + agent)] for agent in range(agents)]
     truth: dict[int, str] = {}
-    for agent, growth in turns:
+    for agent, growth, remembers_early in turns:
         agent %= agents
         task = pool.assign(histories[agent])
+        if remembers_early:
+            pool.inference.remember()
         assert truth.setdefault(agent, task) == task
         histories[agent] = histories[agent] + pool.draw(growth)
     assert len(set(truth.values())) == len(truth)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40)), max_size=40))
+def test_when_a_prompt_is_remembered_changes_no_task(seed, turns):
+    at_once, later = TaskInference(BLOCK, anchor_tokens=BLOCK), TaskInference(BLOCK, anchor_tokens=BLOCK)
+    pool = Pool(seed, 20)
+    histories = [pool.system + pool.draw(20)] * 6
+    for agent, growth in turns:
+        histories[agent] = prompt = histories[agent] + pool.draw(growth)
+        expected = at_once.assign(keys(prompt), prompt)
+        at_once.remember()
+        grown_keys, grown_prompt = keys(prompt), list(prompt)
+        assert later.assign(grown_keys, grown_prompt) == expected
+        # As vLLM does while it generates.
+        grown_prompt += [7] * 20
+        grown_keys += keys(grown_prompt)[len(grown_keys) :]
