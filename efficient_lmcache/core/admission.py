@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from efficient_lmcache.core.observation import PoolEstimate
 from efficient_lmcache.core.tier import TierReport
-from efficient_lmcache.core.workingset import WorkingSetEstimate, WorkingSetEstimator
+from efficient_lmcache.core.workingset import WorkingSetEstimate, WorkingSetEstimator, reuse_working_set_bytes
 
 
 class Outcome(str, Enum):
@@ -30,6 +30,8 @@ class Outcome(str, Enum):
 
 
 _NO_PRESSURE, _EXTENSION, _REFILL = Outcome
+# Makes a named tuple of its values, without the function that calling its class runs.
+_new = tuple.__new__
 
 
 class RequestFacts(NamedTuple):
@@ -199,8 +201,8 @@ class _WorkingSetAdmission:
     def decide(
         self, request: RequestFacts, tier_report: TierReport | None, now_s: float, pool: PoolEstimate | None = None
     ) -> Decision:
-        # Called between a lookup and its answer, when the processor's caches hold neither this code nor its data: every
-        # further function and object costs more than what it computes.
+        # Called between a lookup and its answer, when the processor's caches hold neither this code nor its data: what
+        # counts is how many functions run and objects are touched, and whatever the interpreter does rarely is slow.
         parameters = self.parameters
         task, prompt_tokens, host_match_tokens = request
         estimate = self.estimator.observe(task, prompt_tokens, now_s)
@@ -209,7 +211,11 @@ class _WorkingSetAdmission:
         if tier_report is not self._tier_report:
             self._read(tier_report)
         capacity_bytes = self._capacity_bytes
-        estimate_above = capacity_bytes is not None and estimate.bytes > capacity_bytes
+        estimate_above = False
+        if capacity_bytes is not None:
+            active_pool, mean_prompt_tokens, bytes_per_token = estimate
+            working_set_bytes = reuse_working_set_bytes(active_pool, mean_prompt_tokens, bytes_per_token)
+            estimate_above = working_set_bytes > capacity_bytes
         age_s = full_and_evicting = None
         if tier_report is not None:
             age_s = now_s - tier_report.received_s
@@ -221,18 +227,21 @@ class _WorkingSetAdmission:
         outcome = _NO_PRESSURE
         if pressure:
             outcome = _REFILL if new_full_chunks > parameters.write_threshold_chunks else _EXTENSION
-        return Decision(
-            outcome is not _REFILL,
-            outcome,
-            pressure,
-            request,
-            new_full_chunks,
-            estimate,
-            estimate_above,
-            full_and_evicting,
-            age_s,
-            tier_report,
-            parameters,
+        return _new(
+            Decision,
+            (
+                outcome is not _REFILL,
+                outcome,
+                pressure,
+                request,
+                new_full_chunks,
+                estimate,
+                estimate_above,
+                full_and_evicting,
+                age_s,
+                tier_report,
+                parameters,
+            ),
         )
 
     def _read(self, tier_report: TierReport | None) -> None:
