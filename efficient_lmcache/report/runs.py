@@ -13,20 +13,12 @@ from typing import Any, TypeVar
 from efficient_lmcache.replay.metrics import Snapshot
 from efficient_lmcache.replay.rundir import RunDirectory, read_record
 from efficient_lmcache.replay.trace import TraceError, TraceReader
+from efficient_lmcache.report.rows import CallFields, DecisionFields, OptionFields, TraceFields, problem
 
 SWEEP_FILE = "sweep.json"
 SWEEP_SCHEMA = "efficient-lmcache-sweep/1"
 _UNCOUNTED = 0
-# What the analyses read of each row.
-_DECISION_FIELDS = (
-    *("now_s", "save", "outcome", "pressure", "task", "prompt_tokens", "host_match_tokens", "new_full_chunks"),
-    *("write_threshold_chunks", "estimate", "capacity_bytes", "full_and_evicting", "occupancy", "evicted_chunks"),
-    "report_age_s",
-)
-_TOTALS = ("tasks", "calls", "prompt_tokens")
-_OPTIONS = ("trace", "model", "chunk_tokens", "time_scale")
 _SWEEP_RUN_FIELDS = ("name", "directory", "repeat", "options", "status", "prediction", "started_at")
-_CALL_FIELDS = ("task", "call", "prompt_tokens", "status", "cached_tokens", "dispatched_s", "finished_s")
 
 T = TypeVar("T")
 
@@ -100,7 +92,7 @@ class Run:
         Raises:
             Unavailable: the run has none: no connector of ours, or it ended too early.
         """
-        rows = json_lines(RunDirectory(self.path).decisions, _DECISION_FIELDS)
+        rows = json_lines(RunDirectory(self.path).decisions, DecisionFields)
         if not rows:
             connector = self.record["connector"]
             raise Unavailable(
@@ -117,7 +109,7 @@ class Run:
         Raises:
             Unavailable: no call ended.
         """
-        rows = json_lines(RunDirectory(self.path).calls, _CALL_FIELDS)
+        rows = json_lines(RunDirectory(self.path).calls, CallFields)
         if not rows:
             raise Unavailable("no call ended")
         return rows
@@ -160,7 +152,7 @@ class Run:
         raise Unavailable(f"the trace {named.name} is not where the run had it; name it with --trace")
 
 
-def json_lines(file: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
+def json_lines(file: Path, fields: type[DecisionFields | CallFields]) -> list[dict[str, Any]]:
     """The rows of a JSON Lines file, none for an absent one; a last line cut short by a kill is left out.
 
     Raises:
@@ -182,7 +174,8 @@ def json_lines(file: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
             raise ReportError(f"{file}: line {number}: not JSON ({error})") from error
         if not isinstance(row, dict):
             raise ReportError(f"{file}: line {number}: {type(row).__name__}; it must be an object")
-        _require(row, fields, f"{file}: line {number}")
+        if (wrong := problem(row, fields)) is not None:
+            raise ReportError(f"{file}: line {number}: {wrong}")
         rows.append(row)
     return rows
 
@@ -258,9 +251,12 @@ def _read_run(path: Path, traces: tuple[Path, ...]) -> Run:
 
 def _record(path: Path) -> dict[str, Any]:
     record, file = read_record(path), path / "run.json"
-    _require(record["options"], _OPTIONS, f"{file}: options")
-    opened = record["trace"].get("sha256") is not None
-    _require(record["trace"], ("name", "sha256", *(_TOTALS if opened else ())), f"{file}: trace")
+    if (wrong := problem(record["options"], OptionFields)) is not None:
+        raise ReportError(f"{file}: options: {wrong}")
+    if record["trace"].get("sha256") is None:
+        _require(record["trace"], ("name", "sha256"), f"{file}: trace")
+    elif (wrong := problem(record["trace"], TraceFields)) is not None:
+        raise ReportError(f"{file}: trace: {wrong}")
     return record
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_runs import edit_record, make_run, write_sweep, write_trace
@@ -137,6 +138,30 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(RunDirectoryError, match="its schema is None"):
         read_inputs([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("calls.jsonl", {"call": []}, "line 1: call is []: Input should be a valid integer"),
+        ("calls.jsonl", {"finished_s": float("inf")}, "line 1: finished_s is inf: Input should be a finite number"),
+        ("calls.jsonl", {"dispatched_s": None}, "line 1: Value error, an answered call has dispatched_s"),
+        ("decisions.jsonl", {"now_s": "x"}, "line 1: now_s is 'x': Input should be a valid number"),
+        ("decisions.jsonl", {"occupancy": -1}, "line 1: occupancy is -1: Input should be greater than or equal to 0"),
+        ("decisions.jsonl", {"occupancy": None}, "line 1: Value error, a decision with report_age_s has occupancy"),
+        ("decisions.jsonl", {"estimate": {}}, "line 1: estimate.active_pool is {}: Field required"),
+        ("run.json", {"options": {"trace": "t"}}, "options: lacks model, chunk_tokens, time_scale"),
+        ("run.json", {"trace": {"name": 1, "sha256": "a"}}, "trace: lacks tasks, calls, prompt_tokens"),
+    ],
+)
+def test_a_field_of_another_kind_is_named(
+    file: str, change: dict[str, Any], message: str, tmp_path: Path, trace: Path
+) -> None:
+    path = make_run(tmp_path, "a", trace, "none", 8).path
+    first, _, others = (path / file).read_text().partition("\n" if file.endswith(".jsonl") else "\0")
+    (path / file).write_text(json.dumps({**json.loads(first), **change}) + "\n" + others)
+    with pytest.raises(ReportError, match=re.escape(f"{path / file}: {message}")):
+        analyse(read_inputs([path]))
 
 
 @pytest.mark.parametrize(
