@@ -9,6 +9,7 @@ The name is registered by the `vllm.general_plugins` entry point (`plugin.regist
     client_params.py     scheduler side: what clients send that LMCache cannot use
     isolation.py         scheduler side: what keeps requests apart that LMCache's keys do not
     admission.py         scheduler side: one decision per request, remembered until it ends
+    aborted_restores.py  the same in server mode: of requests aborted while they are restored
     server_admission.py  the same in server mode, by the pool's A and N
     server_tier.py       an LMCache server's tier as one rank sees it
     offload.py           worker side: deduplicating store, transfer counts, tier probe and its publication

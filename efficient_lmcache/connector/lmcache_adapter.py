@@ -135,9 +135,9 @@ class SchedulerSide:
     def host_match_tokens(self, request_id: str) -> int:
         """h over all tiers of a request whose lookup is resolved and not yet scheduled, before any cap on loading."""
         client = self._impl.lookup_client
-        hit_tokens = client.lookup_cache(lookup_id=request_id) if client is not None else 0
+        hit_tokens = client.lookup_cache(request_id) if client is not None else None
         # -1: a prompt without a full chunk was never looked up.
-        return max(hit_tokens or 0, 0)
+        return hit_tokens if hit_tokens is not None and hit_tokens > 0 else 0
 
     @property
     def is_layerwise(self) -> bool:

@@ -10,6 +10,7 @@ from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from efficient_lmcache.connector import vllm_adapter
+from efficient_lmcache.connector.aborted_restores import AbortedRestores
 from efficient_lmcache.connector.client_params import ClientParams
 from efficient_lmcache.connector.connector import (
     EfficientLMCacheConnector,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 _logger = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ class ServerConnector(LMCacheMPConnector):
         self._telemetry: SchedulerTelemetry | None = None
         self._admission: ServerAdmission | None = None
         self._client_params = ClientParams()
+        self._aborted_restores = AbortedRestores()
         self._counting = FailureLog(_logger, "Counting transfers")
         if role == KVConnectorRole.SCHEDULER:
             start_or_do_without(lambda: self._start_admission(vllm_config))
@@ -136,6 +139,8 @@ class ServerConnector(LMCacheMPConnector):
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if num_external_tokens > 0:
+            self._aborted_restores.restore_scheduled(request.request_id)
         if self._admission is not None:
             self._admission.on_scheduled(request)
 
@@ -149,8 +154,14 @@ class ServerConnector(LMCacheMPConnector):
             self._counting.failed(error)
         return metadata
 
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        ended = connector_output
+        ended.finished_sending = self._aborted_restores.expected(ended.finished_sending, ended.finished_recving)
+        super().update_connector_output(connector_output)
+
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         result = super().request_finished(request, block_ids)
+        self._aborted_restores.request_ended(request.request_id, reports_store=result[0])
         if self._admission is not None:
             self._admission.forget(request.request_id)
         return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,42 @@ def adapters_and_embeddings_beside_a_server(
     for seed in (0, 1, 1, 0):
         _forget_gpu(llm)
         answers[f"embeddings {seed}"] += _generate(llm, [{"prompt_embeds": _embeddings(seed, len(tokens))}], 8)
-    return {"answers": answers, "restored_tokens": restored, "restored_in_all": _restored()}
+    restored_in_all = _restored()
+    return {
+        "answers": answers,
+        "restored_tokens": restored,
+        "restored_in_all": restored_in_all,
+        "aborted_during_restore": _abort_during_restores(llm, tokens),
+        "answer_afterwards": _generate(llm, [{"prompt_token_ids": tokens}], 8)[0],
+    }
+
+
+def _abort_during_restores(llm: Any, tokens: list[int]) -> int:
+    """How many requests vLLM waited for the restore of when they were aborted."""
+    from vllm import SamplingParams
+    from vllm.v1.request import RequestStatus
+
+    engine = llm.llm_engine
+    scheduler = engine.engine_core.engine_core.scheduler
+    params = SamplingParams(max_tokens=8, temperature=0, detokenize=False, ignore_eos=True)
+    aborted = 0
+    for attempt in range(6):
+        _forget_gpu(llm)
+        engine.add_request(f"aborted-{attempt}", {"prompt_token_ids": tokens}, params)
+        # The lookup is answered in a while, and the restore begins in a step of its own.
+        for _ in range(2000):
+            engine.step()
+            [request] = scheduler.requests.values()
+            if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+                aborted += request.request_id not in scheduler.finished_recving_kv_req_ids
+                break
+            if request.status == RequestStatus.RUNNING:
+                break
+            time.sleep(0.001)
+        engine.abort_request([f"aborted-{attempt}"])
+        while engine.has_unfinished_requests():
+            engine.step()
+    return aborted
 
 
 def _generate(

@@ -76,6 +76,22 @@ def test_keys_have_the_salt_that_a_tracker_has():
         assert "cache_salt=tracker.cache_salt" in source(metadata)
 
 
+def test_the_end_of_a_store_is_reported_for_every_request_that_ended_restored_or_not():
+    """`AbortedRestores` keeps some of them from vLLM; once LMCache does, it can go."""
+    from lmcache.integration.vllm.vllm_multi_process_adapter import LMCacheMPWorkerAdapter
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    ends = source(LMCacheMPWorkerAdapter._process_finished_stores)
+    assert "retrieve" not in ends
+    assert "ret_stores.add(req_id)" in ends
+    # Once, where the server is not there.
+    assert source(LMCacheMPWorkerAdapter.get_finished).count("ret_stores -= finished_retrieves") == 1
+    hears = source(Scheduler._update_from_kv_xfer_finished)
+    assert hears.index("self.connector.update_connector_output(") < hears.index("kv_connector_output.finished_recving")
+    assert hears.index("kv_connector_output.finished_recving") < hears.index("kv_connector_output.finished_sending")
+    assert hears.count("assert req_id in self.requests") == 2
+
+
 def test_several_connectors_statistics_are_found_by_the_name_that_ours_is_registered_under():
     """vLLM's MultiConnector would end the engine, and the API server, at the first ones otherwise."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
