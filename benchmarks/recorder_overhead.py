@@ -3,13 +3,15 @@
     python benchmarks/recorder_overhead.py [--prompt-tokens 33234] [--turns 24]
 
 Eight agents take turns; a prompt extends its agent's last one by 700 tokens and has the paper's mean length on average.
-"first" rows are calls of agents that were never seen, whose whole prompt is new; "untouched" rows pass as many bytes
-through the proxy without recording, which is what any proxy of this kind costs. The stub answers at once, with bodies
-made beforehand in vLLM's forms, in a stream with a pause between tokens; asked for token ids it sends them too (200 KB
-of JSON), as vLLM does. Stub, proxy and client are processes of their own. The difference within a pair is what the
-proxy adds: median and 99th percentile. Where other work disturbs the clock, the proxy's processor time per call still
-tells; of a stream most of it falls between tokens. What vLLM itself pays to write the ids is printed last, where vLLM
-is installed.
+The first turn is not measured with them: "first" rows are calls of agents that were never seen, whose whole prompt of
+that mean length is new, as after a restart of the proxy (agents that really begin have less to say). "untouched" rows
+pass as many bytes through the proxy without recording, which is what any proxy of this kind costs.
+
+The stub answers at once, with bodies made beforehand in vLLM's forms, in a stream with a pause between tokens; asked
+for token ids it sends them too (200 KB of JSON), as vLLM does. Stub, proxy and client are processes of their own. The
+difference within a pair is what the proxy adds: median and 99th percentile. Where other work disturbs the clock, the
+proxy's processor time per call still tells; of a stream most of it falls between tokens. What vLLM itself pays to write
+the ids is printed last, where vLLM is installed.
 """
 
 from __future__ import annotations
@@ -138,9 +140,12 @@ async def _measure(prompt_tokens: int, turns: int) -> None:
                     try:
                         rows = [(agents, "", CHAT), (strangers, ", first", CHAT)]
                         for calls, kind, path in [*rows, *[(agents, ", untouched", UNTOUCHED)] * (not private)]:
+                            known = calls is agents
+                            if known:
+                                await _pairs(url, proxy_url, text, stream, calls[:AGENTS], path)
                             used_s = _processor_s(proxy.pid)
-                            pairs = await _pairs(url, proxy_url, text, stream, calls, path)
-                            used_s = (_processor_s(proxy.pid) - used_s) / len(calls)
+                            pairs = await _pairs(url, proxy_url, text, stream, calls[AGENTS * known :], path)
+                            used_s = (_processor_s(proxy.pid) - used_s) / len(pairs[0])
                             name = f"{'stream' if stream else 'plain'}{', private' * private}{kind}"
                             _print_row(name, pairs, used_s)
                     finally:
