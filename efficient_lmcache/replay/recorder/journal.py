@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -205,8 +205,8 @@ class Journal:
         """OSError if it cannot be written; the journal is then as it was."""
         if self.seal is not None and isinstance(record, CallRecord):
             record = replace(record, added=self.seal.close(record.added), output=self.seal.close(record.output))
-        fields: dict[str, Any] = {"kind": _NAMES[type(record)], **asdict(record)}
-        self._write(frames.pack_frame(fields, _LEVEL))
+        entries: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(record)}
+        self._write(frames.pack_frame({"kind": _NAMES[type(record)], **entries}, _LEVEL))
 
     def close(self) -> None:
         os.close(self._fd)
