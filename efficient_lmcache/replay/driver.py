@@ -1,6 +1,6 @@
 """The closed loop: A slots take the trace's tasks in order, and every task's calls follow one another.
 
-Each call goes to the engine that the router names; there may be only one.
+Each call goes to the engine that the router names shortly before it is due; there may be only one.
 
 A call becomes eligible once the task's previous response has arrived and the recorded interval (times `time_scale`)
 has passed; a task's first call once its slot is free, plus that call's interval. All that can be done before is: its
