@@ -76,6 +76,7 @@ class Scheduler:
             sampling_params=SimpleNamespace(extra_args=None),
         )
         self.admission.on_lookup(request, lambda _: match_tokens)
+        self.admission.on_scheduled(request)
         return request
 
 
