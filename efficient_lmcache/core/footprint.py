@@ -83,6 +83,8 @@ class KVFootprint:
             return cls.from_config(config, kv_cache_dtype)
         except ValueError as error:
             raise ValueError(f"{_config_file(path)}: {error}") from error
+        except (TypeError, AttributeError, KeyError, ZeroDivisionError) as error:
+            raise ValueError(f"{_config_file(path)}: a field is of another kind than expected: {error}") from error
 
 
 def load_config(path: str | Path) -> dict[str, Any]:

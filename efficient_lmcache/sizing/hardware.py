@@ -91,7 +91,7 @@ def _profiles(text: str, where: str) -> dict[str, Hardware]:
     """Profiles by lower-case name."""
     try:
         document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         at = "" if line is None else f", line {line + 1}"
         raise ValueError(f"{where}{at}: not YAML") from error

@@ -161,7 +161,7 @@ def _deployment(
     if activated is None:
         try:
             activated = float(activated_parameters(load_config(options.model)))
-        except ValueError:
+        except (ValueError, TypeError):
             activated = None
     rates = options.prefill_tokens_per_s
     if rates is None and activated is not None:

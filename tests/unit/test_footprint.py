@@ -112,3 +112,19 @@ def test_errors_of_a_file_name_the_file(tmp_path):
         KVFootprint.from_config_file(tmp_path)
     with pytest.raises(ValueError, match=r"missing.json: No such file"):
         KVFootprint.from_config_file(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"text_config": []},
+        {"layer_types": 3},
+        {"linear_attn_config": {}},
+        {"full_attention_interval": 0},
+        {"sliding_window": 9, "sliding_window_pattern": [1]},
+    ],
+)
+def test_a_field_of_another_kind_names_the_file(change: dict[str, object], tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**MOE, **change}))
+    with pytest.raises(ValueError, match=r"config\.json: a field is of another kind than expected"):
+        KVFootprint.from_config_file(tmp_path)

@@ -46,6 +46,7 @@ def test_a_users_profile_is_added_and_replaces_a_packaged_one(tmp_path):
         ("[1, 2]", "must map names of GPUs"),
         ("B99: 3", "must map names of GPUs"),
         ("B99:\n  a: [1\n", r"line 3: not YAML"),
+        ("[" * 5000, "not YAML"),
     ],
 )
 def test_a_bad_file_is_an_error_naming_file_and_field(tmp_path, text, message):
