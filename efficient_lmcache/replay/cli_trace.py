@@ -21,7 +21,7 @@ from efficient_lmcache.replay.synthesize import synthesize as write_synthetic
 from efficient_lmcache.replay.trace import TraceReader
 from efficient_lmcache.replay.trim import trim as write_trimmed
 
-app = typer.Typer(help="Import, synthesize, inspect and trim traces.", no_args_is_help=True)
+app = typer.Typer(help="Import, synthesize, inspect, lint and edit traces.", no_args_is_help=True)
 
 _DEFAULT = Workload()
 
