@@ -78,6 +78,15 @@ class ServerSide:
         """
         self._connector.request_trackers[request.request_id].max_offload_tokens = 0
 
+    def restores_nothing(self, request_id: str) -> None:
+        """vLLM computes what LMCache found of a request that was just allocated.
+
+        LMCache takes what it found for computed, and would store the rest of the last block with what the GPU happened
+        to hold there, wherever a step of a chunked prefill ends inside a block.
+        """
+        tracker = self._connector.request_trackers[request_id]
+        tracker.num_lmcache_hit_tokens = min(tracker.num_lmcache_hit_tokens, tracker.num_vllm_hit_tokens)
+
     @staticmethod
     def transfers(metadata: Any) -> Transfers:
         """What `build_connector_meta` tells the workers to do."""

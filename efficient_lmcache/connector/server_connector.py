@@ -64,6 +64,8 @@ class ServerConnector(LMCacheMPConnector):
         self._admission: ServerAdmission | None = None
         self._client_params = ClientParams()
         self._aborted_restores = AbortedRestores()
+        # Requests of which vLLM has not said yet whether they are restored.
+        self._offered: set[str] = set()
         self._counting = FailureLog(_logger, "Counting transfers")
         if role == KVConnectorRole.SCHEDULER:
             start_or_do_without(lambda: self._start_admission(vllm_config))
@@ -133,14 +135,20 @@ class ServerConnector(LMCacheMPConnector):
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if matched[0]:
+            self._offered.add(request.request_id)
         if matched[0] is not None and self._admission is not None and not vllm_adapter.sends_embeddings(request):
             self._admission.on_lookup(request, self._server.host_match_tokens)
         return matched
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
+        request_id = request.request_id
         if num_external_tokens > 0:
-            self._aborted_restores.restore_scheduled(request.request_id)
+            self._aborted_restores.restore_scheduled(request_id)
+        elif request_id in self._offered:
+            self._server.restores_nothing(request_id)
+        self._offered.discard(request_id)
         if self._admission is not None:
             self._admission.on_scheduled(request)
 
@@ -162,6 +170,7 @@ class ServerConnector(LMCacheMPConnector):
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         result = super().request_finished(request, block_ids)
         self._aborted_restores.request_ended(request.request_id, reports_store=result[0])
+        self._offered.discard(request.request_id)
         if self._admission is not None:
             self._admission.forget(request.request_id)
         return result
