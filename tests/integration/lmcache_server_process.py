@@ -65,7 +65,7 @@ class LMCacheServer:
         quiet = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1", "PYTHONHASHSEED": "0"}
         with self._log.open("ab") as log:
             process = subprocess.Popen(self._command, stdout=log, stderr=log, env={**os.environ, **quiet})
-        deadline_s = time.monotonic() + 120
+        deadline_s = time.monotonic() + 300
         while time.monotonic() < deadline_s and process.poll() is None:
             try:
                 self.get("/healthcheck")
