@@ -15,7 +15,8 @@ from efficient_lmcache.core.admission import AdmissionPolicy, Decision, RequestF
 from efficient_lmcache.core.tasks import TaskInference
 from efficient_lmcache.core.tier import TierReport
 from efficient_lmcache.telemetry.failure_log import FailureLog
-from efficient_lmcache.telemetry.pool import Lookup, TaskInPool
+from efficient_lmcache.telemetry.pool import Lookup
+from efficient_lmcache.telemetry.pool_now import PoolNow
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -75,6 +76,8 @@ class RequestAdmission:
         self._decision_log = decision_log
         self._pool_lookups = pool_lookups
         self._remote = remote
+        # A and N of all engines that share the policy's tier; None where this engine has it for itself.
+        self._pool: PoolNow | None = None
         # The transfer parameters that carry the request's decision.
         self._decided: dict[str, dict[str, str]] = {}
         self._failures = FailureLog(_logger, "Deciding on a write admission")
@@ -105,7 +108,13 @@ class RequestAdmission:
             facts = _new(RequestFacts, (qualified_task, request.num_prompt_tokens, host_match_tokens(request_id)))
             in_pool = (task, tenant, named is not None)
             now_s = self._clock()
-            decision, remote = self._decide(request_id, facts, in_pool, now_s)
+            pool = remote = None
+            if self._pool is not None:
+                pool = self._pool.at_lookup(*in_pool, facts.prompt_tokens, now_s)
+            if self._remote is not None:
+                remote = self._remote.decide(facts, now_s)
+                facts = self._remote.facts_of_cpu_tier(request_id, facts)
+            decision = self._policy.decide(facts, self._reports.report, now_s, pool)
             if remote is not None or not decision.save:
                 decided[request_id] = _transfer_params(decision, remote)
             self._stats.add_decision(decision, remote)
@@ -143,15 +152,6 @@ class RequestAdmission:
     def _carry_out(self, request: Request) -> None:
         for key, value in self._decided[request.request_id].items():
             vllm_adapter.set_kv_transfer_param(request, key, value)
-
-    def _decide(
-        self, request_id: str, facts: RequestFacts, in_pool: TaskInPool, now_s: float
-    ) -> tuple[Decision, Decision | None]:
-        """The CPU tier's decision, and the remote tier's if there is one. `facts` are those of all tiers together."""
-        if self._remote is None:
-            return self._policy.decide(facts, self._reports.report, now_s), None
-        of_cpu_tier = self._remote.facts_of_cpu_tier(request_id, facts)
-        return self._policy.decide(of_cpu_tier, self._reports.report, now_s), self._remote.decide(facts, now_s)
 
 
 def _transfer_params(decision: Decision, remote: Decision | None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Scheduler side in server mode: one decision per request, for a tier that the engines of a pool share."""
+"""Scheduler side in server mode: a declined request stores nothing, by LMCache's own limit of what it stores."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from efficient_lmcache.connector.admission import RequestAdmission
-from efficient_lmcache.core.admission import Decision, RequestFacts
-from efficient_lmcache.telemetry.pool import TaskInPool
 from efficient_lmcache.telemetry.pool_now import PoolNow
 
 if TYPE_CHECKING:
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ServerAdmission(RequestAdmission):
-    """Decides by the pool's A and N, and declines through LMCache's own limit of what is stored of a request.
+    """Declines through LMCache's own limit of what is stored of a request.
 
     Args:
         decline: lets nothing more of a request be stored.
@@ -31,11 +29,3 @@ class ServerAdmission(RequestAdmission):
     def _carry_out(self, request: Request) -> None:
         """After a preemption, too: LMCache tracks the request anew."""
         self._decline(request)
-
-    def _decide(
-        self, request_id: str, facts: RequestFacts, in_pool: TaskInPool, now_s: float
-    ) -> tuple[Decision, Decision | None]:
-        pool = None
-        if self._pool is not None:
-            pool = self._pool.at_lookup(*in_pool, facts.prompt_tokens, now_s)
-        return self._policy.decide(facts, self._reports.report, now_s, pool), None

@@ -81,9 +81,9 @@ def task_and_tenant(request: Request) -> tuple[str, str | None] | None:
     """The task that the client named, if it did, and whose it is. An empty name is what clients send that have none."""
     transfer_params = request.kv_transfer_params
     task = transfer_params.get(TASK_ID_KEY) if transfer_params else None
-    if task in (None, ""):
+    if task is None or task == "":
         return None
-    name = str(task)
+    name = task if type(task) is str else str(task)
     if len(name) > MAX_TASK_CHARACTERS:
         name = f"long-{hashlib.blake2b(name.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}"
     return name, tenant_digest(request.cache_salt) if request.cache_salt else None
