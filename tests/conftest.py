@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +25,10 @@ for name, value in {
     "VLLM_NO_USAGE_STATS": "1",
 }.items():
     os.environ.setdefault(name, value)
+
+# No test asserts a time: on a busy machine an example of milliseconds takes longer than hypothesis' default deadline.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")
