@@ -82,6 +82,15 @@ def test_packed_files_that_are_not_read_are_named(packed: bytes, name: str, tmp_
     assert f"f.jsonl: is a {name} file; plain and gzip ones are read, so unpack it first" in result.stderr
 
 
+@pytest.mark.parametrize("indent", [None, 1])
+def test_an_array_of_records_says_how_to_take_it_apart(indent: int | None, tmp_path: Path) -> None:
+    sessions = [json.loads(line) for line in source_of("weka").read_text().splitlines()]
+    (tmp_path / "f.json").write_text(json.dumps(sessions, indent=indent))
+    result = run_import(tmp_path / "f.json", tmp_path / "t")
+    assert result.exit_code == 2
+    assert "f.json: is one JSON array; its records need lines: jq -c '.[]' does that" in result.stderr
+
+
 def test_a_pipe_is_no_recording(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.write(writing, source_of("weka").read_bytes())

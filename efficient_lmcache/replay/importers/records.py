@@ -56,6 +56,8 @@ def lines(path: Path, progress: Progress | None = None) -> Iterator[tuple[str, b
         with path.open("rb") as raw:
             stream = _decompressed(raw, path)
             for number, line in enumerate(stream, start=1):
+                if number == 1 and _opens_array(line):
+                    raise RecordingError(f"{path}: is one JSON array; its records need lines: jq -c '.[]' does that")
                 if number == 1 and _goes_on(line, stream):
                     yield str(path), line + stream.read()
                 elif line.strip():
@@ -64,6 +66,12 @@ def lines(path: Path, progress: Progress | None = None) -> Iterator[tuple[str, b
                     progress(raw.tell(), total)
     except (OSError, EOFError, zlib.error) as error:
         raise RecordingError(f"{path}: cannot be read after line {number}: {error}") from error
+
+
+def _opens_array(first: bytes) -> bool:
+    """Whether a first line opens an array of objects."""
+    begin = first.removeprefix(_BYTE_ORDER_MARK).strip()
+    return begin == b"[" or begin.startswith(b"[{")
 
 
 def _goes_on(first: bytes, stream: BufferedReader) -> bool:
