@@ -137,6 +137,7 @@ def _check(options: SimulateOptions) -> None:
                 raise ValueError(f"{option} has {name!r}; it must be one of {', '.join(allowed)}")
     for option, value, holds, wanted in (
         ("--active-pool", options.active_pool, (options.active_pool or 0) >= 1, "at least 1"),
+        ("--gpu-kv-tokens", options.gpu_kv_tokens, (options.gpu_kv_tokens or 0) >= 1, "at least 1"),
         ("--time-scale", options.time_scale, 0 <= options.time_scale < math.inf, "a finite number >= 0"),
         ("--activity-window-s", options.activity_window_s, options.activity_window_s > 0, "positive"),
     ):

@@ -126,6 +126,7 @@ def test_a_simulated_run_compared_with_itself_is_equal_in_everything(asked, mode
         ("--profile", "abacus", "--profile 'abacus' is not known; known are CPU, H100, H20, H200, H800"),
         ("--route", "luck", "--route has 'luck'; it must be one of load, session, prefix"),
         ("--active-pool", "0", "--active-pool is 0; it must be at least 1"),
+        ("--gpu-kv-tokens", "0", "--gpu-kv-tokens is 0; it must be at least 1"),
         ("--time-scale", "-1", "--time-scale is -1.0; it must be a finite number >= 0"),
         ("--activity-window-s", "0", "--activity-window-s is 0.0; it must be positive"),
         ("--gpu-kv-tokens", "600", "do not fit into the GPU's"),
