@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -93,47 +92,16 @@ def adapters_and_embeddings_beside_a_server(
     for seed in (0, 1, 1, 0):
         _forget_gpu(llm)
         answers[f"embeddings {seed}"] += _generate(llm, [{"prompt_embeds": _embeddings(seed, len(tokens))}], 8)
-    restored_in_all = _restored()
+    connector = llm.llm_engine.engine_core.engine_core.scheduler.connector.sub_connectors[0]
     return {
         "answers": answers,
         "restored_tokens": restored,
-        "restored_in_all": restored_in_all,
-        "aborted_during_restore": _abort_during_restores(llm, tokens),
-        "answer_afterwards": _generate(llm, [{"prompt_token_ids": tokens}], 8)[0],
+        "restored_in_all": _restored(),
+        "remembered": [len(connector._aborted_restores), len(connector._offered), len(connector.request_trackers)],
     }
 
 
-def _abort_during_restores(llm: Any, tokens: list[int]) -> int:
-    """How many requests vLLM waited for the restore of when they were aborted."""
-    from vllm import SamplingParams
-    from vllm.v1.request import RequestStatus
-
-    engine = llm.llm_engine
-    scheduler = engine.engine_core.engine_core.scheduler
-    params = SamplingParams(max_tokens=8, temperature=0, detokenize=False, ignore_eos=True)
-    aborted = 0
-    for attempt in range(6):
-        _forget_gpu(llm)
-        engine.add_request(f"aborted-{attempt}", {"prompt_token_ids": tokens}, params)
-        # The lookup is answered in a while, and the restore begins in a step of its own.
-        for _ in range(2000):
-            engine.step()
-            [request] = scheduler.requests.values()
-            if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
-                aborted += request.request_id not in scheduler.finished_recving_kv_req_ids
-                break
-            if request.status == RequestStatus.RUNNING:
-                break
-            time.sleep(0.001)
-        engine.abort_request([f"aborted-{attempt}"])
-        while engine.has_unfinished_requests():
-            engine.step()
-    return aborted
-
-
-def _generate(
-    llm: Any, prompts: list[Any], max_tokens: int, lora_request: Any = None, **params: Any
-) -> list[list[int]]:
+def _generate(llm: Any, prompts: list[Any], max_tokens: int, lora_request: Any = None, **params: Any) -> list[Any]:
     from vllm import SamplingParams
 
     asked = SamplingParams(max_tokens=max_tokens, temperature=0, detokenize=False, ignore_eos=True, **params)

@@ -49,5 +49,4 @@ def test_beside_a_server_adapters_and_embeddings_share_no_kv_and_multiconnector_
     # The second time everybody restores two chunks of its own; embeddings never do.
     assert result["restored_tokens"] == [0, 3 * 2 * CHUNK_TOKENS]
     assert result["restored_in_all"] == 3 * 2 * CHUNK_TOKENS
-    assert result["aborted_during_restore"] > 0
-    assert result["answer_afterwards"] == answers["base"][0]
+    assert result["remembered"] == [0, 0, 0]
