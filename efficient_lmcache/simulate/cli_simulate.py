@@ -40,7 +40,7 @@ def simulate(
     host_gib: Annotated[str, typer.Option(help="Host tiers per rank, with commas: 5,10,20. 0 recomputes.")] = "0",
     admission: Annotated[str, typer.Option(help="With commas: none, fixed, conditioned.")] = "none",
     active_pool: Annotated[int | None, typer.Option(help="A: agents (sessions) in progress at the same time.")] = None,
-    engines: Annotated[int, typer.Option(min=1, help="Engines that serve the pool.")] = 1,
+    engines: Annotated[int, typer.Option(min=1, max=1024, help="Engines that serve the pool.")] = 1,
     route: Annotated[str, typer.Option(help="Which engine takes a call: load, session or prefix.")] = "load",
     shared_tier: Annotated[
         bool, typer.Option("--shared-tier", help="One tier for all engines, as of an LMCache server.")
@@ -49,10 +49,10 @@ def simulate(
         str,
         typer.Option(help="Behind the host tiers, a store for all engines over a link of so many GB/s; with commas."),
     ] = "0",
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Of vLLM.")] = 256,
+    max_num_seqs: Annotated[int, typer.Option(min=1, max=65_536, help="Of vLLM.")] = 256,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Of vLLM.")] = 8192,
     chunk_tokens: Annotated[int, typer.Option(help="b: LMCache's chunk size.")] = 1024,
-    gpu_block_tokens: Annotated[int, typer.Option(help="vLLM's block size: 16 on GPUs, 128 on CPUs.")] = 16,
+    gpu_block_tokens: Annotated[int, typer.Option(min=1, help="vLLM's block size: 16 on GPUs, 128 on CPUs.")] = 16,
     write_threshold_chunks: Annotated[int, typer.Option(min=0, help="κ.")] = 8,
     occupancy_threshold: Annotated[float, typer.Option(min=0, max=1, help="θ.")] = 0.95,
     activity_window_s: Annotated[float, typer.Option(help="A task is active for so long.")] = 60.0,

@@ -43,7 +43,7 @@ def plan(
     host_gib: Annotated[list[float] | None, typer.Option(help="Host tier per rank to judge; may be repeated.")] = None,
     slots: Annotated[int, typer.Option(help="R: vLLM's --max-num-seqs.")] = _VLLM_SLOTS,
     chunk_tokens: Annotated[int, typer.Option(help="b: LMCache's chunk size.")] = 1024,
-    gpu_block_tokens: Annotated[int, typer.Option(help="vLLM's block size: 16 on GPUs, 128 on CPUs.")] = 16,
+    gpu_block_tokens: Annotated[int, typer.Option(min=1, help="vLLM's block size: 16 on GPUs, 128 on CPUs.")] = 16,
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16, float32 or fp8…")] = "auto",
     activated_params: Annotated[
         float | None, typer.Option(help="Parameters that a token activates; from the configuration if absent.")
