@@ -237,8 +237,9 @@ for task in "34":
     engine.decide(task, 30_000)
 while engine.pool[2] < 3:
     time.sleep(0.05)
-print(engine.pool, engine.decide("4").report_fresh, flush=True)
-input()
+print(engine.pool, flush=True)
+input()  # one more decision would change what the others wait for
+print(engine.decide("4").report_fresh, flush=True)
 engine.close()
 """.replace("URL", server.url)
     with subprocess.Popen(
@@ -251,8 +252,10 @@ engine.close()
         assert process.stdout is not None
         assert process.stdin is not None
         wait_until(lambda: all(engine.pool == (4, 20_000, 3) for engine in engines), "the third engine")
-        assert process.stdout.readline() == "(4, 20000.0, 3) True\n"
+        assert process.stdout.readline() == "(4, 20000.0, 3)\n"
         process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "True\n"
     wait_until(lambda: all(engine.pool == (3, 15_000, 2) for engine in engines), "its withdrawal")
     assert process.returncode == 0
     assert caplog.records == []
