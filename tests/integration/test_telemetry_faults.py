@@ -235,7 +235,7 @@ from telemetry_engine import TelemetryEngine
 engine = TelemetryEngine("engine/hour-ahead", "URL", report_max_age_s=5.0)
 for task in "34":
     engine.decide(task, 30_000)
-while engine.pool[2] < 3:
+while engine.pool != (4, 20_000, 3):
     time.sleep(0.05)
 print(engine.pool, flush=True)
 input()  # one more decision would change what the others wait for
