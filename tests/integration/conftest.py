@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lmcache_server_process import LMCacheServer
 
 from efficient_lmcache.replay.server import Server, ServerOptions, environment, free_port, serve_command
 
@@ -23,6 +24,14 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     command = [sys.executable, "-m", "efficient_lmcache.cli", "model", "create", str(directory), "--vocab", "4096"]
     subprocess.run(command, check=True)
     return str(directory)
+
+
+@pytest.fixture
+def lmcache_server(tmp_path: Path) -> Iterator[LMCacheServer]:
+    """One whose L1 a few prompts fill."""
+    server = LMCacheServer(tmp_path, l1_mib=24)
+    yield server
+    server.kill()
 
 
 @pytest.fixture(scope="session")

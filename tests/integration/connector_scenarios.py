@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from engine import CHUNK_TOKENS, Engine, random_prompts
+from engine import CHUNK_TOKENS, Engine, metric, random_prompts
 
 
 def restore_and_extend(model: str) -> dict[str, Any]:
@@ -151,21 +151,10 @@ def sequence_of_stores_and_hits(model: str, connector: str) -> list[dict[str, An
                     "output": output,
                     "keys": [key.to_string() for key in tier],
                     "bytes": [hashlib.sha256(bytes(chunk.byte_array)).hexdigest() for chunk in tier.values()],
-                    "external_hits": _external_hits(),
+                    "external_hits": metric("vllm:external_prefix_cache_hits_total"),
                 }
             )
     return rows
-
-
-def _external_hits() -> float:
-    from prometheus_client import REGISTRY
-
-    return sum(
-        sample.value
-        for family in REGISTRY.collect()
-        for sample in family.samples
-        if sample.name == "vllm:external_prefix_cache_hits_total"
-    )
 
 
 def through_redis(model: str, redis_url: str, kill_pid: int | None = None) -> dict[str, Any]:

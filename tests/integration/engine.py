@@ -118,6 +118,13 @@ class Engine:
         }
 
 
+def metric(name: str) -> float:
+    """A sample of this process's metrics by its full name, summed over its labels."""
+    from prometheus_client import REGISTRY
+
+    return sum(sample.value for family in REGISTRY.collect() for sample in family.samples if sample.name == name)
+
+
 def random_prompts(count: int, tokens: int, seed: int = 0) -> list[list[int]]:
     generator = random.Random(seed)
     return [[generator.randrange(VOCABULARY) for _ in range(tokens)] for _ in range(count)]

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine import CHUNK_TOKENS, Engine, configure_environment, random_prompts
+from engine import CHUNK_TOKENS, Engine, configure_environment, metric, random_prompts
 
+RESTORED_TOKENS = "efficient_lmcache:restored_tokens_total"
 HIDDEN_SIZE = 128
 
 
@@ -84,11 +85,11 @@ def adapters_and_embeddings_beside_a_server(
     answers: dict[str, list[Any]] = {name: [] for name in [*who, "embeddings 0", "embeddings 1"]}
     restored = []
     for order in (list(who), list(who)[::-1]):
-        before = _restored()
+        before = metric(RESTORED_TOKENS)
         for name in order:
             _forget_gpu(llm)
             answers[name] += _generate(llm, [{"prompt_token_ids": tokens}], 8, lora_request=who[name])
-        restored.append(_restored() - before)
+        restored.append(metric(RESTORED_TOKENS) - before)
     for seed in (0, 1, 1, 0):
         _forget_gpu(llm)
         answers[f"embeddings {seed}"] += _generate(llm, [{"prompt_embeds": _embeddings(seed, len(tokens))}], 8)
@@ -96,7 +97,7 @@ def adapters_and_embeddings_beside_a_server(
     return {
         "answers": answers,
         "restored_tokens": restored,
-        "restored_in_all": _restored(),
+        "restored_in_all": metric(RESTORED_TOKENS),
         "remembered": [len(connector._aborted_restores), len(connector._offered), len(connector.request_trackers)],
     }
 
@@ -117,17 +118,6 @@ def _embeddings(seed: int, tokens: int) -> Any:
 
 def _preemptions(engine: Engine) -> float:
     return engine.metrics()["vllm:num_preemptions_total"]
-
-
-def _restored() -> float:
-    from prometheus_client import REGISTRY
-
-    return sum(
-        sample.value
-        for family in REGISTRY.collect()
-        for sample in family.samples
-        if sample.name == "efficient_lmcache:restored_tokens_total"
-    )
 
 
 def _forget_gpu(llm: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine import CHUNK_TOKENS, Engine, configure_environment, random_prompts
+from engine import CHUNK_TOKENS, Engine, configure_environment, metric, random_prompts
 from lmcache_server_process import clear, tier
 
 
@@ -132,20 +132,9 @@ def _restore(engine: ServerEngine) -> dict[str, Any]:
         "restored": restored,
         "stored_tokens": metrics["efficient_lmcache:stored_tokens_total"],
         "restored_tokens": metrics["efficient_lmcache:restored_tokens_total"],
-        "lmcache_lookups": _lookups_measured_by_lmcache(),
+        "lmcache_lookups": metric("vllm:lmcache_mp_lookup_duration_seconds_count"),
         "state": engine.state_left(),
     }
-
-
-def _lookups_measured_by_lmcache() -> float:
-    from prometheus_client import REGISTRY
-
-    return sum(
-        sample.value
-        for family in REGISTRY.collect()
-        for sample in family.samples
-        if sample.name == "vllm:lmcache_mp_lookup_duration_seconds_count"
-    )
 
 
 def _decline(engine: ServerEngine) -> dict[str, Any]:

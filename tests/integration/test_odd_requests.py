@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import fresh_process
 import pytest
-from lmcache_server_process import CHUNK_TOKENS, LMCacheServer
+from lmcache_server_process import CHUNK_TOKENS
 
 pytestmark = pytest.mark.integration
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (the cpu or gpu extra)")
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[LMCacheServer]:
-    started = LMCacheServer(tmp_path, l1_mib=24)
-    yield started
-    started.kill()
 
 
 def test_preempted_requests_of_which_nothing_is_restored_end_no_engine(small_model):
@@ -34,12 +24,12 @@ def test_preempted_requests_of_which_nothing_is_restored_end_no_engine(small_mod
 
 
 def test_beside_a_server_adapters_and_embeddings_share_no_kv_and_multiconnector_finds_the_statistics(
-    small_model, server, tmp_path
+    small_model, lmcache_server, tmp_path
 ):
     result = fresh_process.run(
         "odd_request_scenarios:adapters_and_embeddings_beside_a_server",
         model=small_model,
-        transfer_options=server.transfer_options,
+        transfer_options=lmcache_server.transfer_options,
         directory=str(tmp_path),
     )
     answers = result["answers"]

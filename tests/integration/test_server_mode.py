@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import fresh_process
 import pytest
-from lmcache_server_process import CHUNK_TOKENS, LMCacheServer
+from lmcache_server_process import CHUNK_TOKENS
 
 pytestmark = pytest.mark.integration
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (the cpu or gpu extra)")
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[LMCacheServer]:
-    started = LMCacheServer(tmp_path, l1_mib=24)
-    yield started
-    started.kill()
-
-
-def test_an_engine_beside_a_server(small_model, server, tmp_path):
+def test_an_engine_beside_a_server(small_model, lmcache_server, tmp_path):
     """One engine, as starting one takes longest; what it does in turn is judged here in turn."""
     log = tmp_path / "decisions.jsonl"
     result = fresh_process.run(
         "server_scenarios:everything",
         model=small_model,
-        transfer_options=server.transfer_options,
+        transfer_options=lmcache_server.transfer_options,
         decision_log=str(log),
     )
 
@@ -60,11 +51,11 @@ def test_an_engine_beside_a_server(small_model, server, tmp_path):
     assert len({json.loads(line)["request_id"] for line in log.read_text().splitlines()}) > 40
 
 
-def test_with_lazy_offload_a_declined_request_is_not_stored_later_either(small_model, server, tmp_path):
+def test_with_lazy_offload_a_declined_request_is_not_stored_later_either(small_model, lmcache_server, tmp_path):
     result = fresh_process.run(
         "server_scenarios:lazily",
         model=small_model,
-        transfer_options=server.transfer_options,
+        transfer_options=lmcache_server.transfer_options,
         decision_log=str(tmp_path / "decisions.jsonl"),
     )
     assert result["declined"] == {"objects": 0, "decisions": 0, "trackers": 0, "lookups": 0, "held_back": 0}
