@@ -48,6 +48,10 @@ class ServerLost(RuntimeError):
     """The server no longer answers; the replay cannot go on."""
 
 
+class _WaitedTooLong(Exception):
+    """A connection waited for its body for longer than a server may keep an idle one open."""
+
+
 @dataclass(frozen=True, slots=True)
 class DriverOptions:
     """How to replay.
@@ -224,7 +228,25 @@ class Driver:
                 await self._require_server(session, row)
 
     async def _send(self, row: CallRow, body: tuple[bytes, ...], call: Call, session: aiohttp.ClientSession) -> CallRow:
-        """Send a call once it is eligible; until then a connection waits for it."""
+        """Send a call once it is eligible; until then a connection waits for it.
+
+        Where this process gets no processor for so long that the server may have closed the connection, another takes
+        the call at once.
+        """
+        try:
+            return await self._send_on_waiting(row, body, call, session, _KEEP_ALIVE_S)
+        except _WaitedTooLong:
+            return await self._send_on_waiting(row, body, call, session, math.inf)
+
+    async def _send_on_waiting(
+        self,
+        row: CallRow,
+        body: tuple[bytes, ...],
+        call: Call,
+        session: aiohttp.ClientSession,
+        longest_wait_s: float,
+    ) -> CallRow:
+        """Raises _WaitedTooLong, with nothing sent, if the connection waited longer than that."""
         eligible_s = row.eligible_s
         assert row.engine is not None
         assert eligible_s is not None
@@ -237,7 +259,7 @@ class Driver:
             return replace(row, http_status=http_status, dispatched_s=dispatched_s, finished_s=self._now_s())
 
         headers = {"Content-Type": "application/json", "Content-Length": str(sum(map(len, body)))}
-        data = self._when_due(body, eligible_s, dispatches_s)
+        data = self._when_due(body, eligible_s, self._now_s() + longest_wait_s, dispatches_s)
         try:
             async with session.post(url, data=data, headers=headers) as response:
                 http_status = response.status
@@ -250,16 +272,20 @@ class Driver:
         except asyncio.TimeoutError:
             return replace(ended(), status="failed", error=f"no response within {self._options.call_timeout_s:g} s")
         except aiohttp.ClientError as error:
+            if not dispatches_s and isinstance(error.__cause__, _WaitedTooLong):
+                raise error.__cause__ from None
             return replace(ended(), status="failed", error=f"{type(error).__name__}: {error}")
         return replace(row, **_outcome(http_status, answer, call))
 
     async def _when_due(
-        self, body: tuple[bytes, ...], eligible_s: float, dispatches_s: list[float]
+        self, body: tuple[bytes, ...], eligible_s: float, latest_s: float, dispatches_s: list[float]
     ) -> AsyncIterator[bytes]:
-        """A request's body, taken by the open connection; notes when that begins."""
+        """A request's body, taken by the open connection; notes when that begins. Too late, it is not given."""
         early_s = eligible_s - self._now_s()
         if early_s > 0:
             await asyncio.sleep(early_s)
+        if self._now_s() > latest_s:
+            raise _WaitedTooLong
         dispatches_s.append(self._now_s())
         for piece in body:
             yield piece

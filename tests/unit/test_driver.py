@@ -112,6 +112,18 @@ async def test_a_call_counts_as_sent_only_once_a_connection_takes_its_body(make_
     assert row.dispatched_s is None
 
 
+async def test_a_call_whose_connection_waited_too_long_is_sent_once_on_another(
+    make_trace: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the driver gets no processor for seconds, and the server has closed what was idle in between."""
+    monkeypatch.setattr(driver_module, "_KEEP_ALIVE_S", 0.01)  # less than a connection waits for its call in any case
+    server = FakeServer({})
+    rows = await replay(make_trace(tasks=2, calls=3, interval_s=0.1), server, active_pool=2, time_scale=1.0)
+    assert set(statuses(rows).values()) == {"answered"}
+    assert all(row.exact for row in rows)
+    assert len(server.bodies) == 6
+
+
 async def test_hundreds_of_agents_are_all_served_and_each_in_its_order(make_trace: Callable[..., Path]) -> None:
     server = FakeServer({})
     rows = await replay(make_trace(tasks=300, calls=2), server, active_pool=300)
