@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from efficient_lmcache.replay.options import with_defaults
-from efficient_lmcache.replay.rundir import RunDirectoryError, read_record
+from efficient_lmcache.replay.rundir import read_record
 
 FORMATS = ("table", "markdown", "json")
 # The order in which the paper's figures show them.
@@ -113,19 +113,16 @@ def _row(path: Path, record: dict[str, Any]) -> dict[str, Any]:
         "preemptions",
         "makespan_s",
     )
-    try:
-        return {
-            "run": str(path),
-            "trace_name": record["trace"]["name"],
-            "trace_sha256": record["trace"]["sha256"],
-            **{name: record[name] for name in copied},
-            "options": record["options"],
-            "gamma_h": record["working_set"]["gamma_h"],
-            "declined": record["decisions"]["declined"],
-            "decisions": record["decisions"]["total"],
-        }
-    except KeyError as error:
-        raise RunDirectoryError(f"{path / 'run.json'}: trace lacks the key {error}") from error
+    return {
+        "run": str(path),
+        "trace_name": record["trace"]["name"],
+        "trace_sha256": record["trace"]["sha256"],
+        **{name: record[name] for name in copied},
+        "options": record["options"],
+        "gamma_h": record["working_set"]["gamma_h"],
+        "declined": record["decisions"]["declined"],
+        "decisions": record["decisions"]["total"],
+    }
 
 
 def _offload_of(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

@@ -18,13 +18,18 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import TypeAdapter
 
+from efficient_lmcache.replay.options import ADMISSIONS, CONNECTORS, MODES
+from efficient_lmcache.replay.run_fields import OptionFields, TraceFields
+from efficient_lmcache.replay.shapes import Count, Number, of_shape, one_of
 from efficient_lmcache.replay.stored import read_stored
 
 SCHEMA = "efficient-lmcache-run/1"
+NO_CONNECTOR, SIMULATED = "none", "simulated"
+STATUSES = ("running", "complete", "interrupted", "failed")
 
 
 class RunDirectoryError(ValueError):
@@ -41,13 +46,13 @@ class DecisionCounts:
         stale_reports: decisions without a fresh tier report.
     """
 
-    total: int = 0
-    pressure: int = 0
-    declined: int = 0
-    declined_chunks: int = 0
-    estimate_above: int = 0
-    full_and_evicting: int = 0
-    stale_reports: int = 0
+    total: Count = 0
+    pressure: Count = 0
+    declined: Count = 0
+    declined_chunks: Count = 0
+    estimate_above: Count = 0
+    full_and_evicting: Count = 0
+    stale_reports: Count = 0
 
     @classmethod
     def of(cls, rows: Iterable[dict[str, Any]]) -> DecisionCounts:
@@ -74,11 +79,11 @@ class WorkingSet:
         gamma_g: A N over all GPUs' KV tokens; None before the servers have said how many those are.
     """
 
-    pool: int
-    mean_prompt_tokens: float | None
-    bytes: float | None
-    gamma_h: float | None
-    gamma_g: float | None
+    pool: Count
+    mean_prompt_tokens: Number | None
+    bytes: Number | None
+    gamma_h: Number | None
+    gamma_g: Number | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +94,14 @@ class EngineRecord:
     """
 
     server_command: list[str]
-    answered: int = 0
-    computed_prefill_tokens: int | None = None
-    restored_tokens_per_rank: int | None = None
-    stored_tokens_per_rank: int | None = None
-    dedup_chunks_per_rank: int | None = None
-    evicted_chunks_per_rank: int | None = None
-    preemptions: int | None = None
-    gpu_kv_tokens: int | None = None
+    answered: Count = 0
+    computed_prefill_tokens: Count | None = None
+    restored_tokens_per_rank: Count | None = None
+    stored_tokens_per_rank: Count | None = None
+    dedup_chunks_per_rank: Count | None = None
+    evicted_chunks_per_rank: Count | None = None
+    preemptions: Count | None = None
+    gpu_kv_tokens: Count | None = None
     decisions: DecisionCounts = field(default_factory=DecisionCounts)
 
 
@@ -119,38 +124,38 @@ class RunRecord:
         engines: one for each, if there are several.
     """
 
-    status: str
-    admission: str
-    connector: str
-    host_gib_per_rank: float
-    active_pool: int
-    calls: int
+    status: Annotated[str, one_of(STATUSES)]
+    admission: Annotated[str, one_of(ADMISSIONS)]
+    connector: Annotated[str, one_of((*CONNECTORS, NO_CONNECTOR, SIMULATED))]
+    host_gib_per_rank: Number
+    active_pool: Count
+    calls: Count
     working_set: WorkingSet
-    options: dict[str, Any]
+    options: Annotated[dict[str, Any], of_shape(OptionFields)]
     command: list[str]
-    trace: dict[str, Any]
+    trace: Annotated[dict[str, Any], of_shape(TraceFields)]
     versions: dict[str, str]
     started_at: str
     server_command: list[str] = field(default_factory=list)
     error: str | None = None
-    answered: int = 0
-    outputs_exact: int = 0
-    errors: int = 0
-    skipped: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    makespan_s: float | None = None
-    computed_prefill_tokens: int | None = None
-    restored_tokens_per_rank: int | None = None
-    stored_tokens_per_rank: int | None = None
-    dedup_chunks_per_rank: int | None = None
-    evicted_chunks_per_rank: int | None = None
-    preemptions: int | None = None
-    gpu_kv_tokens: int | None = None
+    answered: Count = 0
+    outputs_exact: Count = 0
+    errors: Count = 0
+    skipped: Count = 0
+    prompt_tokens: Count = 0
+    output_tokens: Count = 0
+    makespan_s: Number | None = None
+    computed_prefill_tokens: Count | None = None
+    restored_tokens_per_rank: Count | None = None
+    stored_tokens_per_rank: Count | None = None
+    dedup_chunks_per_rank: Count | None = None
+    evicted_chunks_per_rank: Count | None = None
+    preemptions: Count | None = None
+    gpu_kv_tokens: Count | None = None
     decisions: DecisionCounts = field(default_factory=DecisionCounts)
-    mode: str = "in_process"
+    mode: Annotated[str, one_of(MODES)] = "in_process"
     lmcache_server_command: list[str] = field(default_factory=list)
-    dropped_chunks_per_rank: int | None = None
+    dropped_chunks_per_rank: Count | None = None
     engines: list[EngineRecord] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:

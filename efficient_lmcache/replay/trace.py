@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field, ValidationError
 
 from efficient_lmcache.replay import frames
 from efficient_lmcache.replay.frames import NoTraceError, TraceError
+from efficient_lmcache.replay.shapes import Count, Shape, problem
 
 __all__ = [
     "MAX_VOCAB_SIZE",
@@ -40,16 +42,6 @@ __all__ = [
 Tokens = npt.NDArray[np.uint32]  # one-dimensional
 MAX_VOCAB_SIZE = 1 << 32
 _UINT16_IDS = 1 << 16
-_MANIFEST: dict[str, type | tuple[type, type]] = {
-    "vocab_size": int,
-    "tokenizer": str,
-    "source": str,
-    "assumptions": (list, str),
-    "history": (list, dict),
-}
-_FOOTER: dict[str, type | tuple[type, type]] = {"tasks": (list, dict), "sha256": bytes}
-_COUNTS = ("calls", "prompt_tokens", "output_tokens", "max_prompt_tokens", "offset")
-_INDEX_ENTRY: dict[str, type | tuple[type, type]] = {"task_id": str, **dict.fromkeys(_COUNTS, int)}
 _HASH_BLOCK_BYTES = 1 << 20
 
 
@@ -229,19 +221,13 @@ class TraceReader:
     def _open(self) -> None:
         first = frames.check_preamble(self._file, self.path)
         self._footer_offset = frames.find_footer(self._file, self.path)
-        manifest, _ = frames.read_frame(self._file, first, self.path, "the manifest")
-        footer, _ = frames.read_frame(self._file, self._footer_offset, self.path, "the footer")
-        try:
-            self.manifest = Manifest.from_json(_checked(manifest, _MANIFEST))
-            footer = _checked(footer, _FOOTER)
-            entries = [_checked(entry, _INDEX_ENTRY) for entry in footer["tasks"]]
-            self._offsets = [entry.pop("offset") for entry in entries]
-            self.tasks = [TaskInfo(**entry) for entry in entries]
-            self.sha256 = footer["sha256"].hex()
-            if not 1 <= self.manifest.vocab_size <= MAX_VOCAB_SIZE:
-                raise ValueError(f"vocab_size is {self.manifest.vocab_size}; it must be from 1 to {MAX_VOCAB_SIZE}")
-        except (KeyError, TypeError, ValueError) as error:
-            raise TraceError(f"{self.path}: the manifest or the footer lacks a field or garbles it: {error}") from error
+        stored, _ = frames.read_frame(self._file, first, self.path, "the manifest")
+        self.manifest = Manifest.from_json(_checked(stored, _ManifestFields, f"{self.path}: the manifest").model_dump())
+        stored, _ = frames.read_frame(self._file, self._footer_offset, self.path, "the footer")
+        footer = _checked(stored, _FooterFields, f"{self.path}: the footer")
+        self.sha256 = footer.sha256.hex()
+        self._offsets = [entry.offset for entry in footer.tasks]
+        self.tasks = [TaskInfo(**entry.model_dump(exclude={"offset"})) for entry in footer.tasks]
         self.totals = Totals(
             tasks=len(self.tasks),
             calls=sum(task.calls for task in self.tasks),
@@ -309,20 +295,40 @@ class TraceReader:
         return call
 
 
-def _checked(record: Any, fields: dict[str, type | tuple[type, type]]) -> dict[str, Any]:
-    """The fields of a stored record; KeyError or TypeError for one that is absent, of another kind, or below 0.
+class _ManifestFields(Shape):
+    """As `Manifest`."""
 
-    Args:
-        fields: by name, a value's type, or a list's and its elements'.
-    """
-    for name, kind in fields.items():
-        value: Any = record[name]
-        outer, inner = kind if isinstance(kind, tuple) else (kind, None)
-        elements: list[Any] = value if isinstance(value, list) else []
-        right = type(value) is outer and (inner is None or all(type(each) is inner for each in elements))
-        if not right or (outer is int and not 0 <= value < 1 << 63):
-            raise TypeError(f"{name} is {value!r:.60}")
-    return dict(record)
+    vocab_size: Annotated[int, Field(ge=1, le=MAX_VOCAB_SIZE)]
+    tokenizer: str
+    source: str
+    assumptions: list[str]
+    history: list[dict[str, Any]]
+
+
+class _IndexEntry(Shape):
+    """A `TaskInfo` and where its record begins."""
+
+    task_id: str
+    calls: Count
+    prompt_tokens: Count
+    output_tokens: Count
+    max_prompt_tokens: Count
+    offset: Count
+
+
+class _FooterFields(Shape):
+    tasks: list[_IndexEntry]
+    sha256: bytes
+
+
+_Fields = TypeVar("_Fields", bound=Shape)
+
+
+def _checked(stored: Any, fields: type[_Fields], where: str) -> _Fields:
+    try:
+        return fields.model_validate(stored)
+    except ValidationError as error:
+        raise TraceError(f"{where} lacks a field or garbles it: {problem(error)}") from error
 
 
 def _id_type(vocab_size: int) -> str:

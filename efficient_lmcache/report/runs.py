@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from efficient_lmcache.replay.metrics import Snapshot
+from efficient_lmcache.replay.run_fields import CallFields, DecisionFields
 from efficient_lmcache.replay.rundir import RunDirectory, read_record
+from efficient_lmcache.replay.stored import read_rows
 from efficient_lmcache.replay.trace import TraceError, TraceReader
-from efficient_lmcache.report.rows import CallFields, DecisionFields, OptionFields, TraceFields, problem
 
 SWEEP_FILE = "sweep.json"
 SWEEP_SCHEMA = "efficient-lmcache-sweep/1"
@@ -92,7 +93,7 @@ class Run:
         Raises:
             Unavailable: the run has none: no connector of ours, or it ended too early.
         """
-        rows = json_lines(RunDirectory(self.path).decisions, DecisionFields)
+        rows = read_rows(RunDirectory(self.path).decisions, DecisionFields, ReportError)
         if not rows:
             connector = self.record["connector"]
             raise Unavailable(
@@ -109,7 +110,7 @@ class Run:
         Raises:
             Unavailable: no call ended.
         """
-        rows = json_lines(RunDirectory(self.path).calls, CallFields)
+        rows = read_rows(RunDirectory(self.path).calls, CallFields, ReportError)
         if not rows:
             raise Unavailable("no call ended")
         return rows
@@ -150,34 +151,6 @@ class Run:
             except (TraceError, ValueError):
                 continue
         raise Unavailable(f"the trace {named.name} is not where the run had it; name it with --trace")
-
-
-def json_lines(file: Path, fields: type[DecisionFields | CallFields]) -> list[dict[str, Any]]:
-    """The rows of a JSON Lines file, none for an absent one; a last line cut short by a kill is left out.
-
-    Raises:
-        ReportError: a line that is not a JSON object with these fields.
-    """
-    try:
-        lines = file.read_text().splitlines(keepends=True)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise ReportError(f"{file}: cannot be read: {error.strerror}") from error
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if not line.endswith("\n"):
-            break
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ReportError(f"{file}: line {number}: not JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise ReportError(f"{file}: line {number}: {type(row).__name__}; it must be an object")
-        if (wrong := problem(row, fields)) is not None:
-            raise ReportError(f"{file}: line {number}: {wrong}")
-        rows.append(row)
-    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,18 +219,7 @@ def _holds_runs(path: Path) -> bool:
 
 
 def _read_run(path: Path, traces: tuple[Path, ...]) -> Run:
-    return Run(path, _record(path), path.resolve().name, _UNCOUNTED, traces)
-
-
-def _record(path: Path) -> dict[str, Any]:
-    record, file = read_record(path), path / "run.json"
-    if (wrong := problem(record["options"], OptionFields)) is not None:
-        raise ReportError(f"{file}: options: {wrong}")
-    if record["trace"].get("sha256") is None:
-        _require(record["trace"], ("name", "sha256"), f"{file}: trace")
-    elif (wrong := problem(record["trace"], TraceFields)) is not None:
-        raise ReportError(f"{file}: trace: {wrong}")
-    return record
+    return Run(path, read_record(path), path.resolve().name, _UNCOUNTED, traces)
 
 
 def _require(row: dict[str, Any], fields: Sequence[str], place: str) -> None:
@@ -286,7 +248,7 @@ def _read_sweep(path: Path, traces: tuple[Path, ...]) -> Inputs:
     except (KeyError, TypeError, ValueError) as error:
         raise ReportError(f"{file}: lacks or garbles a field of runs[] or trace: {error}") from error
     begun = [place for place in places if (place[0] / "run.json").exists()]
-    return Inputs(tuple(Run(at, _record(at), name, repeat, traces) for at, name, repeat in begun), (sweep,))
+    return Inputs(tuple(Run(at, read_record(at), name, repeat, traces) for at, name, repeat in begun), (sweep,))
 
 
 def _with_repeats(runs: list[Run]) -> list[Run]:

@@ -149,9 +149,9 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         ("decisions.jsonl", {"now_s": "x"}, "line 1: now_s is 'x': Input should be a valid number"),
         ("decisions.jsonl", {"occupancy": -1}, "line 1: occupancy is -1: Input should be greater than or equal to 0"),
         ("decisions.jsonl", {"occupancy": None}, "line 1: Value error, a decision with report_age_s has occupancy"),
-        ("decisions.jsonl", {"estimate": {}}, "line 1: estimate.active_pool is {}: Field required"),
+        ("decisions.jsonl", {"estimate": {}}, "line 1: lacks estimate.active_pool, estimate.mean_"),
         ("run.json", {"options": {"trace": "t"}}, "options: lacks model, chunk_tokens, time_scale"),
-        ("run.json", {"trace": {"name": 1, "sha256": "a"}}, "trace: lacks tasks, calls, prompt_tokens"),
+        ("run.json", {"trace": {"name": "t", "sha256": "a"}}, "trace: lacks calls, prompt_tokens, tasks"),
     ],
 )
 def test_a_field_of_another_kind_is_named(
@@ -160,7 +160,8 @@ def test_a_field_of_another_kind_is_named(
     path = make_run(tmp_path, "a", trace, "none", 8).path
     first, _, others = (path / file).read_text().partition("\n" if file.endswith(".jsonl") else "\0")
     (path / file).write_text(json.dumps({**json.loads(first), **change}) + "\n" + others)
-    with pytest.raises(ReportError, match=re.escape(f"{path / file}: {message}")):
+    error = RunDirectoryError if file == "run.json" else ReportError
+    with pytest.raises(error, match=re.escape(f"{path / file}: {message}")):
         analyse(read_inputs([path]))
 
 

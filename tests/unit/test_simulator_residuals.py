@@ -61,7 +61,9 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     kept = RUNS[request.param]
     path = tmp_path / request.param
     path.mkdir()
-    (path / "run.json").write_text(json.dumps(kept["record"]))
+    paths = {"trace": "agents.trace", "model": "model"}
+    record = {**kept["record"], "options": {**kept["record"]["options"], **paths}}
+    (path / "run.json").write_text(json.dumps(record))
     calls = [
         {"task": task, "call": call, "dispatched_s": sent_s, "cached_tokens": cached}
         for task, call, sent_s, cached in kept["calls"]

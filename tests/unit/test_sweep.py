@@ -230,10 +230,10 @@ def test_runs_without_their_sweep_are_not_taken_for_those_of_a_new_one(finished:
 @pytest.mark.parametrize(
     ("garble", "message"),
     [
-        (lambda content: content["runs"][0].update(status="done"), r"runs\.0\.status: .*'pending'"),
-        (lambda content: content["runs"][1].pop("options"), r"runs\.1\.options: Field required"),
+        (lambda content: content["runs"][0].update(status="done"), r"runs\.0\.status is 'done': .*'pending'"),
+        (lambda content: content["runs"][1].pop("options"), r"lacks runs\.1\.options"),
         (lambda content: content["runs"][1].update(prediction=7), "a2-recompute-r2: there is no prediction 7"),
-        (lambda content: content.pop("trace"), "trace: Field required"),
+        (lambda content: content.pop("trace"), "lacks trace"),
     ],
 )
 def test_a_garbled_sweep_names_what_is_wrong(finished: Path, garble: Callable[[Any], None], message: str) -> None:

@@ -1,30 +1,28 @@
-"""What the analyses read of a run's files: each field's kind, so that a garbled one is named where it is read."""
+"""What is read of a run's files, field by field."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
-Count = Annotated[int, Field(ge=0, le=1 << 53)]
-Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+from efficient_lmcache.replay.options import DEFAULT_BLOCK_TOKENS
+from efficient_lmcache.replay.shapes import Count, Number, Shape
 
-
-class _Shape(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True)
+Positive = Annotated[Count, Field(ge=1)]
 
 
-class EstimateFields(_Shape):
+class EstimateFields(Shape):
     """`WorkingSetEstimate`."""
 
     active_pool: Count
     mean_prompt_tokens: Number
-    bytes_per_token: Annotated[Count, Field(ge=1)]
+    bytes_per_token: Positive
     bytes: Number
 
 
-class DecisionFields(_Shape):
+class DecisionFields(Shape):
     """Of a row of decisions.jsonl; see `core.admission.Decision.record`."""
 
     now_s: Number
@@ -50,7 +48,7 @@ class DecisionFields(_Shape):
         return self
 
 
-class CallFields(_Shape):
+class CallFields(Shape):
     """Of a row of calls.jsonl; see `replay.driver.CallRow`."""
 
     task: str
@@ -68,35 +66,35 @@ class CallFields(_Shape):
         return self
 
 
-class OptionFields(_Shape):
-    """Of run.json's options."""
+class OptionFields(Shape):
+    """Of run.json's options: those of a replay or a simulation that are read again, with a replay's defaults."""
 
     trace: str
     model: str
-    chunk_tokens: Annotated[Count, Field(ge=1)]
+    chunk_tokens: Positive
     time_scale: Number
+    block_tokens: Positive = DEFAULT_BLOCK_TOKENS
+    max_num_seqs: Positive = 16
+    max_num_batched_tokens: Positive | None = None
+    tensor_parallel: Positive = 1
     write_threshold_chunks: Count | None = None
     occupancy_threshold: Number | None = None
+    activity_window_s: Number | None = None
+    engines: Positive = 1
+    link_gb_s: Number = 0.0
 
 
-class TraceFields(_Shape):
-    """Of run.json's trace, once it has been opened."""
+class TraceFields(Shape):
+    """Of run.json's trace. One that could not be opened has a name only."""
 
     name: str
-    sha256: str
-    tasks: Count
-    calls: Count
-    prompt_tokens: Count
+    sha256: str | None
+    tasks: Count = 0
+    calls: Count = 0
+    prompt_tokens: Count = 0
 
-
-def problem(row: Mapping[str, Any], fields: type[_Shape]) -> str | None:
-    """What is wrong with a row: the fields that it lacks, or the first that is of another kind."""
-    if missing := [name for name, field in fields.model_fields.items() if field.is_required() and name not in row]:
-        return f"lacks {', '.join(missing)}"
-    try:
-        fields.model_validate(dict(row))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        return f"{place} is {first['input']!r:.60}: {first['msg']}" if place else str(first["msg"])
-    return None
+    @model_validator(mode="after")
+    def _counted_if_opened(self) -> TraceFields:
+        if self.sha256 is not None and (missing := {"tasks", "calls", "prompt_tokens"} - self.model_fields_set):
+            raise PydanticCustomError("shape", "lacks {names}", {"names": ", ".join(sorted(missing))})
+        return self
