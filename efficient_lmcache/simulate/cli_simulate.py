@@ -25,9 +25,15 @@ _COLUMNS = (
 )
 _COMPARED = ("run", "computed", "simulated", "in order", "makespan s", "simulated", "equal cached", "equal match")
 _WIDTH = 150
+# What each of these goes with: it says itself what engines, tiers and agents there are.
+_COMPANIONS = {
+    "compare": {"trace", "model", "profile", "kv_cache_dtype", "hardware", "profiles", "tokenizer", "skip_bad"},
+    "paper": {"seed"},
+}
 
 
 def simulate(
+    context: typer.Context,
     trace: Annotated[
         Path | None, typer.Option(help="A recording: a trace, Weka sessions, Mooncake requests, trajectories, …")
     ] = None,
@@ -74,8 +80,9 @@ def simulate(
     with user_errors():
         from efficient_lmcache.simulate.options import SimulateOptions
 
-        if out is not None and (compare or paper is not None):
-            raise ValueError("--out keeps simulated configurations; neither --compare nor --paper leaves any")
+        for name, companions in _COMPANIONS.items():
+            if _is_given(context, name):
+                _require_only(context, name, {name, "as_json"} | companions)
         options = SimulateOptions(
             trace=trace,
             model=model,
@@ -109,6 +116,19 @@ def simulate(
             _compare(options, compare, as_json)
         else:
             _simulate(options, out, as_json)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _require_only(context: typer.Context, name: str, allowed: set[str]) -> None:
+    """ValueError for options on the command line that `name` would leave without a meaning."""
+    spelled = {each.name or "": each.opts[0] for each in context.command.params}
+    if others := [spelled[each] for each in spelled if each not in allowed and _is_given(context, each)]:
+        whose = "the run" if name == "compare" else "the paper"
+        raise ValueError(f"{spelled[name]} does not go with {', '.join(others)}: {whose} says what is simulated")
 
 
 def _simulate(options: SimulateOptions, out: Path | None, as_json: bool) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 
 from efficient_lmcache.core.admission import ADMISSIONS
 from efficient_lmcache.core.footprint import load_config
-from efficient_lmcache.replay.rundir import read_record
-from efficient_lmcache.simulate.against_run import Comparison, compare_run
+from efficient_lmcache.simulate.against_run import Comparison, compare_run, read_comparable
 from efficient_lmcache.simulate.costs import Costs, ModelShape, costs
 from efficient_lmcache.simulate.deployment import Configuration, Deployment
 from efficient_lmcache.simulate.engine import EngineSettings
@@ -86,7 +85,7 @@ def prepare(options: SimulateOptions) -> Inputs:
     shape = ModelShape.of(load_config(model), options.kv_cache_dtype)
     deployment = Deployment(
         engine=EngineSettings(options.gpu_kv_tokens, options.max_num_seqs, options.max_num_batched_tokens),
-        costs=_costs(options, shape),
+        costs=_costs(options, shape, options.ranks),
         bytes_per_token=shape.footprint.bytes_per_token_per_rank(options.ranks),
         pool=Pool(options.active_pool, options.time_scale),
         engines=options.engines,
@@ -107,12 +106,13 @@ def comparisons(
         progress: called with how many runs are done.
     """
     trace, model = _given(options)
-    made = _costs(options, ModelShape.of(load_config(model), options.kv_cache_dtype))
+    shape = ModelShape.of(load_config(model), options.kv_cache_dtype)
     workloads: dict[tuple[int, int], Workload] = {}
     for done, run in enumerate(runs):
         progress(done)
-        recorded = read_record(run)["options"]
-        sizes = recorded["chunk_tokens"], recorded["block_tokens"]
+        _, recorded = read_comparable(run)
+        made = _costs(options, shape, recorded.tensor_parallel)
+        sizes = recorded.chunk_tokens, recorded.block_tokens
         if sizes not in workloads:
             workloads[sizes] = _workload(options, trace, *sizes)
         yield compare_run(run, workloads[sizes], model, made)
@@ -149,8 +149,8 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
-def _costs(options: SimulateOptions, shape: ModelShape) -> Costs:
-    return costs(load_profile(options.profile, options.profiles, options.hardware), shape, options.ranks)
+def _costs(options: SimulateOptions, shape: ModelShape, ranks: int) -> Costs:
+    return costs(load_profile(options.profile, options.profiles, options.hardware), shape, ranks)
 
 
 def _workload(options: SimulateOptions, trace: Path, chunk_tokens: int, gpu_block_tokens: int) -> Workload:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -14,12 +15,19 @@ import numpy as np
 
 from efficient_lmcache import __version__
 from efficient_lmcache.replay.driver import CallRow
-from efficient_lmcache.replay.rundir import DecisionCounts, RunDirectory, RunRecord, WorkingSet
+from efficient_lmcache.replay.rundir import (
+    NO_CONNECTOR,
+    SIMULATED,
+    DecisionCounts,
+    RunDirectory,
+    RunRecord,
+    WorkingSet,
+)
+from efficient_lmcache.replay.trace import TraceError, TraceReader
 from efficient_lmcache.simulate.deployment import RECOMPUTE, Configuration, Simulated, gamma_h
 from efficient_lmcache.simulate.options import Inputs, SimulateOptions
 from efficient_lmcache.simulate.tiers import LMCacheTier
-
-SIMULATED = "simulated"
+from efficient_lmcache.sizing.workload import Workload
 
 
 def check_directories(out: Path | None, configurations: Sequence[Configuration]) -> None:
@@ -103,7 +111,7 @@ def _record(
     return RunRecord(
         status="complete",
         admission=made.configuration.name,
-        connector="none" if made.configuration.name == RECOMPUTE else SIMULATED,
+        connector=NO_CONNECTOR if made.configuration.name == RECOMPUTE else SIMULATED,
         host_gib_per_rank=gib,
         active_pool=deployment.pool.active_pool,
         calls=made.calls,
@@ -114,16 +122,19 @@ def _record(
             gamma_h=gamma_h(workload, deployment, gib),
             gamma_g=pool * workload.mean_prompt_tokens / kv_tokens,
         ),
-        # Under a replay's names, as well: `simulate --compare` reads them.
+        # This run's, of those that were asked for, and under a replay's names: `compare` and `--compare` read them.
         options={
             **options.to_json(),
+            "host_gib": gib,
+            "admission": made.configuration.name,
+            "link_gb_s": made.configuration.link_gb_s,
             "block_tokens": workload.blocks.chunk_tokens,
             "tensor_parallel": options.ranks,
         },
         command=sys.argv,
         trace={
             "name": workload.name,
-            "sha256": "",
+            "sha256": _identity(options, workload),
             "tasks": len(np.unique(workload.chunks.session)),
             "calls": made.calls,
             "prompt_tokens": made.prompt_tokens,
@@ -143,6 +154,15 @@ def _record(
         gpu_kv_tokens=deployment.engine.gpu_kv_tokens,
         decisions=DecisionCounts.of(decisions),
     )
+
+
+def _identity(options: SimulateOptions, workload: Workload) -> str:
+    """What tells this work from any other: a trace's own hash, else one of its prompts' lengths."""
+    try:
+        with TraceReader(options.trace or "") as reader:
+            return reader.sha256
+    except TraceError:
+        return hashlib.sha256(workload.chunks.prompt_tokens.tobytes()).hexdigest()
 
 
 def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:

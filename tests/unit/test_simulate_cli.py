@@ -13,6 +13,7 @@ pytest.importorskip("numba", reason="needs the extra sizing")
 
 from efficient_lmcache.cli import app
 from efficient_lmcache.core.activated import routed_experts
+from efficient_lmcache.replay.compare import CompareError, compare
 from efficient_lmcache.replay.rundir import RunDirectory, read_record
 from efficient_lmcache.replay.synthesize import Workload, synthesize
 from efficient_lmcache.simulate.costs import ModelShape, costs
@@ -108,7 +109,7 @@ def test_a_simulated_run_compared_with_itself_is_equal_in_everything(asked, mode
     rows([*asked, "--host-gib", "0.2", "--admission", "fixed", "--out", str(out)])
     result = run(
         [
-            *("simulate", "--trace", str(trace), "--model", str(model), "--tp", "8", "--json"),
+            *("simulate", "--trace", str(trace), "--model", str(model), "--json"),
             *("--compare", str(out / "fixed-0.2gib")),
         ]
     )
@@ -130,7 +131,6 @@ def test_a_simulated_run_compared_with_itself_is_equal_in_everything(asked, mode
         ("--time-scale", "-1", "--time-scale is -1.0; it must be a finite number >= 0"),
         ("--activity-window-s", "0", "--activity-window-s is 0.0; it must be positive"),
         ("--gpu-kv-tokens", "600", "do not fit into the GPU's"),
-        ("--paper", "table99", "--paper is 'table99'; it must be one of table3"),
         ("--trace", "absent.trace", "absent.trace: no such file"),
     ],
 )
@@ -148,11 +148,57 @@ def test_what_is_not_modelled_behind_a_link_is_refused(asked, option):
     assert result.output.startswith("error: --link-gb-s goes with engines' own tiers and --admission none")
 
 
-@pytest.mark.parametrize(("option", "value"), [("--compare", "runs/real"), ("--paper", "table3")])
-def test_where_no_run_directory_is_left_none_can_be_asked_for(asked, tmp_path, option, value):
-    result = run([*asked, option, value, "--out", str(tmp_path / "runs")])
+def test_options_that_would_mean_nothing_beside_a_run_or_the_paper_are_refused(tmp_path):
+    given = ["simulate", "--compare", str(tmp_path), "--trace", "t", "--tp", "8", "--link-gb-s", "5"]
+    result = run([*given, "--out", str(tmp_path)])
+    assert (result.exit_code, result.output) == (
+        2,
+        "error: --compare does not go with --tp, --link-gb-s, --out: the run says what is simulated\n",
+    )
+    result = run(["simulate", "--paper", "table3", "--profile", "h100"])
+    assert (result.exit_code, result.output) == (
+        2,
+        "error: --paper does not go with --profile: the paper says what is simulated\n",
+    )
+    assert "--paper is 'table99'; it must be one of table3" in run(["simulate", "--paper", "table99"]).output
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (["--link-gb-s", "5", "--engines", "1"], "none-1gib-5gbs: has a store behind a link"),
+        (["--engines", "2"], "none-1gib: has 2 engines"),
+    ],
+)
+def test_what_compare_does_not_model_is_refused(asked, model, trace, tmp_path, given, what):
+    rows([*asked, "--host-gib", "1", *given, "--out", str(tmp_path / "runs")])
+    (made,) = (tmp_path / "runs").iterdir()
+    result = run(["simulate", "--trace", str(trace), "--model", str(model), "--compare", str(made)])
     assert result.exit_code == 2
-    assert result.output == "error: --out keeps simulated configurations; neither --compare nor --paper leaves any\n"
+    assert f"{what}; --compare takes complete runs of one engine in in-process mode" in result.output
+
+
+def test_a_garbled_row_of_a_compared_run_is_named(asked, model, trace, tmp_path):
+    rows([*asked, "--host-gib", "1", "--out", str(tmp_path / "runs")])
+    calls = tmp_path / "runs" / "none-1gib" / "calls.jsonl"
+    calls.write_text(calls.read_text().replace('"task": "', '"task": "other-', 1))
+    compare = ["simulate", "--trace", str(trace), "--model", str(model), "--compare", str(calls.parent)]
+    assert "has a call 0 of task 'other-" in run(compare).output
+    calls.write_text('{"task": 7}\n')
+    assert "calls.jsonl: line 1: lacks call, dispatched_s, cached_tokens" in run(compare).output
+
+
+def test_simulated_runs_are_told_apart_by_link_and_by_trace(asked, tmp_path):
+    rows([*asked, "--host-gib", "1", "--link-gb-s", "1,5", "--out", str(tmp_path / "runs")])
+    made = compare(sorted((tmp_path / "runs").iterdir()))
+    # Neither is the other's base: each is its own.
+    assert [row["makespan_s_to_offload"] for row in made] == [1.0, 1.0]
+    other = tmp_path / "other.trace"
+    synthesize(other, Workload(tasks=2, calls_per_task=3, max_prompt_tokens=9_000))
+    again = [str(other) if part.endswith(".trace") else part for part in asked]
+    rows([*again, "--host-gib", "1", "--out", str(tmp_path / "others")])
+    with pytest.raises(CompareError, match="only runs of one trace compare"):
+        compare([*(tmp_path / "runs").iterdir(), *(tmp_path / "others").iterdir()])
 
 
 def test_a_run_is_compared_on_its_own_trace_only(asked, model, trace, tmp_path):
