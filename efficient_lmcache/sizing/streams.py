@@ -10,7 +10,15 @@ from typing import Any, NamedTuple, Protocol
 from efficient_lmcache.core.references import References
 from efficient_lmcache.replay.frames import MAGIC
 from efficient_lmcache.replay.importers import records
-from efficient_lmcache.replay.importers.formats import directory_format, first_object, named_format, record_format
+from efficient_lmcache.replay.importers.formats import (
+    directory_format,
+    first_object,
+    first_session,
+    named_format,
+    no_recording,
+    record_format,
+    unknown_record,
+)
 from efficient_lmcache.replay.importers.records import Progress, RecordError, RecordingError
 from efficient_lmcache.replay.importers.weka_files import block_tokens as weka_block_tokens
 from efficient_lmcache.sizing.readers.lookup_log import FILES as LOG_FILES
@@ -27,8 +35,8 @@ __all__ = ["ALLOWED", "TOKEN_CHUNK_TOKENS", "RecordError", "RecordingError", "Re
 
 TOKEN_CHUNK_TOKENS = 256  # LMCache's default chunk_size
 ALLOWED = (
-    "a trace, agentic Weka sessions, Mooncake requests, LMCache lookup-hash logs, trajectories of mini-swe-agent or "
-    "SWE-agent, and OpenHands' output.jsonl or llm_completions"
+    "allowed are a trace, agentic Weka sessions, Mooncake requests, LMCache lookup-hash logs, trajectories of "
+    "mini-swe-agent or SWE-agent, and OpenHands' output.jsonl or llm_completions"
 )
 
 
@@ -129,21 +137,23 @@ def _file_kind(path: Path, skip_bad: bool) -> _Kind:
         return _Kind(WekaSessions, weka_block_tokens(first, where))
     if name in _TEXT_READERS:
         return _Kind(_TEXT_READERS[name])
-    fields = ", ".join(list(first)[:8]) or "none"
-    raise RecordingError(f"{where}: of an unknown format, with the fields {fields}; allowed are {ALLOWED}")
+    raise unknown_record(first, where, ALLOWED)
 
 
 def _directory_kind(path: Path) -> _Kind:
     if any(path.glob(LOG_FILES)):
         first, where = _first_object(log_files(path)[0], skip_bad=True)
         return _Kind(LookupLog, records.integer(first, "chunk_size", where, least=1))
-    if (name := directory_format(path)) is not None:
+    name = directory_format(path)
+    if name == "weka" and (session := first_session(path)) is not None:
+        return _Kind(WekaSessions, weka_block_tokens(*session))
+    if name is not None:
         return _Kind(_TEXT_READERS[name])
-    raise RecordingError(f"{path}: is a directory without a recording; allowed are {ALLOWED}")
+    raise no_recording(path, ALLOWED)
 
 
 def _first_object(path: Path, skip_bad: bool) -> tuple[dict[str, Any], str]:
     found = first_object(path, skip_bad)
     if found is None:
-        raise RecordingError(f"{path}: has no record to tell its format; allowed are {ALLOWED}")
+        raise RecordingError(f"{path}: has no record to tell its format; {ALLOWED}")
     return found

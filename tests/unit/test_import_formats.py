@@ -43,6 +43,10 @@ def test_directories_are_told_from_what_they_hold(tmp_path: Path) -> None:
     assert detect(GOLDEN / "openhands-completions" / "repo__bug-1") == "openhands-completions"
     # An evaluation's output directory, which has JSON files of its own.
     shutil.copytree(GOLDEN / "openhands-completions", tmp_path / "run" / "llm_completions")
+    (tmp_path / "sessions").mkdir()
+    (tmp_path / "sessions" / "trace_0001.json").write_bytes((GOLDEN / "weka" / "sessions.jsonl").read_bytes())
+    assert detect(tmp_path / "sessions") == "weka"
+    import_recording(tmp_path / "sessions", tmp_path / "sessions.trace")
     (tmp_path / "run" / "metadata.json").write_text("{}")
     assert detect(tmp_path / "run") == "openhands-completions"
     assert [task.task_id for task in completions_tasks(tmp_path / "run")] == ["repo__bug-1"]
@@ -51,9 +55,13 @@ def test_directories_are_told_from_what_they_hold(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"x": 1}\n', "is of an unknown format; --format may be mini-swe-agent, swe-agent, openhands-completions"),
-        ("", "is of an unknown format; --format may be"),
-        ("hello\n", "line 1: not JSON"),
+        (
+            '{"x": 1, "y": 2}\n',
+            "line 1: of an unknown format, with the fields x, y; --format may be mini-swe",
+        ),
+        ("", "has no record to tell its format; --format may be"),
+        ("hello\n", "line 1: not JSON: Expecting value"),
+        ("notes.txt\0\0\0", "line 1: not JSON: but binary; unpack an archive first"),
         (None, "no such file or directory"),
     ],
 )
@@ -135,6 +143,23 @@ def test_times_beyond_any_clock_are_refused(timestamp: float, message: str, tmp_
 
 def test_a_directory_without_a_recording_is_refused(tmp_path: Path) -> None:
     assert "is a directory without a recording; --format may be" in run_import(tmp_path, tmp_path / "t").stderr
+    (tmp_path / "output.jsonl").write_bytes((GOLDEN / "openhands-history" / "output.jsonl").read_bytes())
+    assert "a file in it may be a recording: output.jsonl" in run_import(tmp_path, tmp_path / "t").stderr
+
+
+def test_any_conversation_a_line_is_a_task_named_by_its_line_where_nothing_else_names_it(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "Fix it."}, {"role": "assistant", "content": "Done."}]
+    (tmp_path / "chats.jsonl").write_text(f"{json.dumps({'messages': messages})}\n" * 2)
+    assert run_import(tmp_path / "chats.jsonl", tmp_path / "t", "--tokenizer", "bpe:300").exit_code == 0
+    with TraceReader(tmp_path / "t") as trace:
+        assert [task.task_id for task in trace.tasks] == ["line 1", "line 2"]
+
+
+def test_events_of_openhands_version_1_say_what_is_read_instead(tmp_path: Path) -> None:
+    event = {"kind": "MessageEvent", "source": "user", "llm_message": {"role": "user", "content": []}}
+    (tmp_path / "output.jsonl").write_text(json.dumps({"instance_id": "a", "history": [event]}))
+    with pytest.raises(ValueError, match="OpenHands' version 1; read are version 0's, and logged completions"):
+        list(history_tasks(tmp_path / "output.jsonl"))
 
 
 def test_a_trace_needs_no_import(tmp_path: Path) -> None:

@@ -74,6 +74,22 @@ def test_block_ids_of_a_session_are_its_own(tmp_path: Path) -> None:
     assert references.output_tokens.tolist() == [7, 7, 7]
 
 
+def test_a_directory_of_sessions_reads_like_a_file_of_them(tmp_path: Path) -> None:
+    sessions = [session(f"s{number}", [asked(0.0, 9, [1, 2]), asked(5.0, 13, [1, 2, 3])]) for number in range(3)]
+    for number, each in enumerate(sessions):
+        (tmp_path / "sessions").mkdir(exist_ok=True)
+        write(tmp_path / "sessions" / f"trace_{number}.json", [json.dumps(each, indent=1 if number else None)])
+    shown: list[tuple[int, int]] = []
+    parts = read(tmp_path / "sessions", progress=lambda *done: shown.append(done))
+    whole = read(write(tmp_path / "sessions.jsonl", list(sessions)))
+    assert keys_of(parts[0]) == keys_of(whole[0])
+    assert parts[1] == whole[1] == ["s0", "s1", "s2"]
+    assert shown == [(1, 3), (2, 3), (3, 3)]
+    write(tmp_path / "sessions" / "trace_9.json", [{"id": "s9", "block_size": 64, "requests": []}])
+    with pytest.raises(RecordingError, match=r"trace_9\.json.*block_size is 64; it must be 4, as in the first session"):
+        read(tmp_path / "sessions")
+
+
 def test_sub_agents_run_beside_their_parent_in_lanes_of_their_own(tmp_path: Path) -> None:
     finished = {"t": 20.0, "type": "subagent", "agent_id": "x", "duration_ms": 15_000, "requests": [asked(0, 4, [8])]}
     launched = {"t": 6.0, "type": "subagent", "agent_id": "y", "duration_ms": None, "requests": [asked(1, 4, [9])]}

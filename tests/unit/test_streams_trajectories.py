@@ -139,7 +139,8 @@ def test_openhands_completions_are_calls_in_time_order(tmp_path: Path) -> None:
             {"history": [{"source": "moon", "action": "run"}]},
             r"history\[0\]: source is 'moon'; allowed are agent, user",
         ),
-        ({"history": [{"source": "agent", "kind": "x"}]}, r"history\[0\]: must have an action or an observation"),
+        ({"history": [{"source": "agent", "kind": "x"}]}, r"history\[0\]: is an event of OpenHands' version 1"),
+        ({"history": [{"source": "agent", "cause": 1}]}, r"history\[0\]: must have an action or an observation"),
         (
             {"history": [{"source": "user", "action": "message", "args": {"content": 3}}]},
             r"content must be text or a list of text",

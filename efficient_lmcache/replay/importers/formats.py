@@ -12,6 +12,7 @@ from efficient_lmcache.replay.importers import mini_swe_agent, mooncake, openhan
 from efficient_lmcache.replay.importers.openhands_files import completion_folders
 from efficient_lmcache.replay.importers.records import RecordError, RecordingError
 from efficient_lmcache.replay.importers.tasks import BlockTask, TextTask
+from efficient_lmcache.replay.importers.weka_files import session_files
 from efficient_lmcache.replay.trace import TraceError, TraceReader
 
 _PROBED_LINES = 100
@@ -56,20 +57,40 @@ IMPORTERS: dict[str, TextFormat | BlockFormat] = {
 }
 
 
+_ALLOWED = f"--format may be {', '.join(IMPORTERS)}"
+
+
 def detect(source: Path) -> str:
     """The format's name; RecordingError where it is none of them, naming them all."""
     if not source.exists():
         raise RecordingError(f"{source}: no such file or directory")
     if source.is_dir():
-        name, what = directory_format(source), "is a directory without a recording"
-    else:
-        _require_no_trace(source)
-        name, what = named_format(source), "is of an unknown format"
-        found = first_object(source) if name is None else None
-        name = record_format(found[0]) if found is not None else name
-    if name is None:
-        raise RecordingError(f"{source}: {what}; --format may be {', '.join(IMPORTERS)}")
+        if (name := directory_format(source)) is None:
+            raise no_recording(source, _ALLOWED)
+        return name
+    _require_no_trace(source)
+    if (name := named_format(source)) is None:
+        found = first_object(source)
+        if found is None:
+            raise RecordingError(f"{source}: has no record to tell its format; {_ALLOWED}")
+        if (name := record_format(found[0])) is None:
+            raise unknown_record(*found, _ALLOWED)
     return name
+
+
+def no_recording(directory: Path, allowed: str) -> RecordingError:
+    """The error for a directory that is no recording itself; files in it may be."""
+    files = sorted(file.name for file in (*directory.glob("*.jsonl"), *directory.glob("*.jsonl.gz")))
+    if files:
+        named = ", ".join(files[:3]) + (", …" if len(files) > 3 else "")
+        return RecordingError(f"{directory}: is a directory; a file in it may be a recording: {named}")
+    return RecordingError(f"{directory}: is a directory without a recording; {allowed}")
+
+
+def unknown_record(record: dict[str, Any], where: str, allowed: str) -> RecordingError:
+    """The error for a record of no format that is read."""
+    fields = ", ".join(list(record)[:8]) or "none"
+    return RecordingError(f"{where}: of an unknown format, with the fields {fields}; {allowed}")
 
 
 def _require_no_trace(source: Path) -> None:
@@ -86,7 +107,17 @@ def directory_format(path: Path) -> str | None:
     for suffix, name in _SUFFIXES.items():
         if any(path.rglob(f"*{suffix}")):
             return name
+    if (session := first_session(path)) is not None and record_format(session[0]) == "weka":
+        return "weka"
     return "openhands-completions" if completion_folders(path) else None
+
+
+def first_session(path: Path) -> tuple[dict[str, Any], str] | None:
+    """The first record of a directory of files, and where it is; None without one that is JSON."""
+    try:
+        return next((found for file in session_files(path)[:1] if (found := first_object(file))), None)
+    except RecordError:
+        return None
 
 
 def named_format(path: Path) -> str | None:

@@ -83,6 +83,8 @@ def parse_history(line: bytes, where: str) -> Trajectory:
 
 def _event_message(event: dict[str, Any], response: Any, is_tool: bool, where: str) -> Message | None:
     """What the model saw or said in an event, None for bookkeeping."""
+    if "kind" in event:
+        raise RecordError(f"{where}: is an event of OpenHands' version 1; read are version 0's, and logged completions")
     source = event.get("source")
     if source not in _SOURCES:
         raise RecordError(f"{where}: source is {source!r}; allowed are {', '.join(_SOURCES)}")

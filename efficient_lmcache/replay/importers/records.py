@@ -95,7 +95,8 @@ def parse_object(line: bytes, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise RecordError(f"{where}: not JSON: {error}") from error
+        what = "but binary; unpack an archive first" if b"\0" in line else str(error)
+        raise RecordError(f"{where}: not JSON: {what}") from error
     except RecursionError:
         raise RecordError(f"{where}: not a record: nested too deep") from None
     return as_object(record, where)
@@ -177,8 +178,12 @@ def check_blocks(count: int, tokens: int, block_tokens: int, field: str, where: 
     if count not in (full, -(-tokens // block_tokens)):
         raise RecordError(
             f"{where}: {field} has {count} entries; {tokens} tokens in blocks of {block_tokens} make {full} full ones, "
-            "and at most one more that is partial"
+            f"and at most one more that is partial{_alike(count, tokens)}"
         )
+
+
+def _alike(count: int, tokens: int) -> str:
+    return f"; so many entries are blocks of about {-(-tokens // count)}" if count else ""
 
 
 def _kind(value: Any) -> str:

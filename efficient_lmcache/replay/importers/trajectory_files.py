@@ -73,7 +73,7 @@ def _readers(source: Path) -> Iterator[Callable[[], Trajectory]]:
             raise RecordingError(f"{source}: holds no *{_SINGLE}")
         yield from (partial(_read_single, file) for file in files)
     elif source.name.endswith((".jsonl", ".jsonl.gz")):
-        yield from (partial(_read_line, line, where) for where, line in records.lines(source))
+        yield from (partial(_read_line, line, where, source) for where, line in records.lines(source))
     elif source.name.endswith((".json", ".json.gz")):
         yield partial(_read_single, source)
     else:
@@ -87,11 +87,12 @@ def _read_single(file: Path) -> Trajectory:
     return _parse(records.read_object(file), str(file), default_id=records.stem(file))
 
 
-def _read_line(line: bytes, where: str) -> Trajectory:
-    return _parse(records.parse_object(line, where), where, default_id=None)
+def _read_line(line: bytes, where: str, file: Path) -> Trajectory:
+    number = where.removeprefix(f"{file}: ")
+    return _parse(records.parse_object(line, where), where, records.stem(file) if where == str(file) else number)
 
 
-def _parse(record: dict[str, Any], where: str, default_id: str | None) -> Trajectory:
+def _parse(record: dict[str, Any], where: str, default_id: str) -> Trajectory:
     version = record.get("trajectory_format", FORMATS[0])
     if version not in FORMATS:
         raise RecordError(f"{where}: trajectory_format is {version!r}; this build reads {', '.join(FORMATS)}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from efficient_lmcache.replay.importers import records
 from efficient_lmcache.replay.importers.tasks import DECODE_TOKENS_PER_S, BlockCall, BlockTask, pause_s
-from efficient_lmcache.replay.importers.weka_files import WekaRequest, block_tokens, parse_session
+from efficient_lmcache.replay.importers.weka_files import WekaRequest, block_tokens, parse_session, sessions
 
 ASSUMPTIONS = (
     "an agent is the task named as its session, a sub-agent beside it the task session/agent_id",
@@ -26,7 +26,7 @@ ASSUMPTIONS = (
 def tasks(source: Path) -> Iterator[BlockTask]:
     """Every lane of every session; RecordError names file, line and field of what is malformed."""
     size: int | None = None
-    for where, line in records.lines(source):
+    for where, line in sessions(source):
         if size is None:
             size = block_tokens(records.parse_object(line, where), where)
         lanes: dict[str, list[WekaRequest]] = {}

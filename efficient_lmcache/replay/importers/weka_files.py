@@ -1,10 +1,10 @@
-"""Agentic sessions as Weka publishes them: a JSON line a session, with block ids that only that session knows.
+"""Agentic sessions as Weka publishes them: a JSON line a session, or a directory with a file for each.
 
     {"id", "block_size": 64, "hash_id_scope": "local", "requests": [
         {"t", "type": "n" | "s", "in", "out", "hash_ids", "api_time"?, "think_time"?},
         {"t", "type": "subagent", "agent_id", "duration_ms", "requests": [...]}]}
 
-Times are in seconds; those of a sub-agent's requests begin with it.
+Block ids are known to their session only. Times are in seconds; those of a sub-agent's requests begin with it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from efficient_lmcache.core.references import Ints
 from efficient_lmcache.replay.importers import records
-from efficient_lmcache.replay.importers.records import RecordError
+from efficient_lmcache.replay.importers.records import Progress, RecordError
 
 _SUB_AGENT = "subagent"
 _LOCAL = "local"
@@ -34,6 +35,22 @@ class WekaRequest:
     block_ids: Ints
 
 
+def session_files(source: Path) -> list[Path]:
+    """The files of a recording, by name."""
+    if not source.is_dir():
+        return [source]
+    return sorted(file for suffix in (".json", ".json.gz") for file in source.glob(f"*{suffix}"))
+
+
+def sessions(source: Path, progress: Progress | None = None) -> Iterator[tuple[str, bytes]]:
+    """Every session, and where it is; see `records.lines`. Of a directory, `progress` counts files."""
+    files = session_files(source)
+    for number, file in enumerate(files, 1):
+        yield from records.lines(file, progress if len(files) == 1 else None)
+        if progress is not None and len(files) > 1:
+            progress(number, len(files))
+
+
 def block_tokens(record: dict[str, Any], where: str) -> int:
     """The block size of a session."""
     return records.integer(record, "block_size", where, least=1)
@@ -44,7 +61,7 @@ def parse_session(line: bytes, where: str, expected_block_tokens: int) -> list[W
     record = records.parse_object(line, where)
     size = block_tokens(record, where)
     if size != expected_block_tokens:
-        raise RecordError(f"{where}: block_size is {size}; it must be {expected_block_tokens}, as in line 1")
+        raise RecordError(f"{where}: block_size is {size}; it must be {expected_block_tokens}, as in the first session")
     if record.get("hash_id_scope", _LOCAL) != _LOCAL:
         raise RecordError(f"{where}: hash_id_scope is {record['hash_id_scope']!r}; allowed is {_LOCAL!r}")
     requests = _requests(record, where, records.text(record, "id", where), 0.0, size)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from efficient_lmcache.replay.importers import records
-from efficient_lmcache.replay.importers.weka_files import parse_session
+from efficient_lmcache.replay.importers.weka_files import parse_session, sessions
 from efficient_lmcache.sizing.readers.recording import BlockRecording, ChunkedCall, NumberedPath, Numbering
 
 
@@ -27,7 +26,7 @@ class WekaSessions(BlockRecording):
     def _calls(self) -> Iterator[ChunkedCall]:
         numbering = Numbering()
         parse = partial(parse_session, expected_block_tokens=self._block_tokens)
-        for session, requests in enumerate(self._parsed(records.lines(self.path, self._progress), parse)):
+        for session, requests in enumerate(self._parsed(sessions(self.path, self._progress), parse)):
             table = numbering.table()
             lanes: dict[str, tuple[int, NumberedPath]] = {}
             for request in requests:
