@@ -148,7 +148,7 @@ def run_command(
 
 @app.command("compare")
 def compare_command(
-    runs: Annotated[list[Path], typer.Argument(help="Directories made by `replay run`.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, sweeps, or directories of runs.")],
     format_: Annotated[str, typer.Option("--format", help="table | markdown | json")] = "table",
 ) -> None:
     """Print runs of one trace side by side."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from efficient_lmcache.replay.options import with_defaults
-from efficient_lmcache.replay.rundir import read_record
+from efficient_lmcache.replay.rundir import read_record, run_directories
 
 FORMATS = ("table", "markdown", "json")
 # The order in which the paper's figures show them.
@@ -51,13 +51,16 @@ def compare(runs: Sequence[Path]) -> list[dict[str, Any]]:
     `…_to_offload` are ratios to the run with admission `none` of the same tier, pool and other options, where there is
     one: with our connector if there are two. Only complete runs have them, and are what they refer to.
 
+    Args:
+        runs: run directories, sweeps', or directories of runs.
+
     Raises:
         CompareError: no runs, or runs of different traces.
         RunDirectoryError: a directory without a readable record.
     """
     if not runs:
         raise CompareError("name at least one run directory")
-    rows = [_row(path, read_record(path)) for path in runs]
+    rows = [_row(path, read_record(path)) for each in runs for path in run_directories(each)]
     _require_same_trace(rows)
     rows.sort(key=lambda row: (row["host_gib_per_rank"], _ADMISSION_ORDER[row["admission"]], row["connector"]))
     for row in rows:

@@ -76,7 +76,7 @@ def check_preamble(file: BinaryIO, path: Path) -> int:
     """The offset of the first frame; NoTraceError unless `file` starts as a trace of a readable version."""
     head = file.read(_PREAMBLE.size)
     if len(head) < _PREAMBLE.size or not head.startswith(MAGIC):
-        raise NoTraceError(f"{path}: not a trace: it does not start with {MAGIC.decode()!r}")
+        raise NoTraceError(f"{path}: not a trace, but `trace import` may make one of it")
     _, version = _PREAMBLE.unpack(head)
     if version not in READABLE_VERSIONS:
         readable = ", ".join(map(str, READABLE_VERSIONS))

@@ -41,6 +41,8 @@ class ModelFacts:
 
 def read_model(model: Path, tensor_parallel: int = 1) -> ModelFacts:
     """Raises ReplayOptionError for a directory without a config.json that says it all."""
+    if model.is_file():
+        raise ReplayOptionError(f"--model {model}: is a file; give the model's directory")
     file = model / "config.json"
     try:
         footprint = KVFootprint.from_config_file(file)

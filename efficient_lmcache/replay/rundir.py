@@ -237,6 +237,13 @@ class RunDirectory:
             part.decisions.unlink(missing_ok=True)
 
 
+def run_directories(path: Path) -> list[Path]:
+    """A run's directory itself, or the runs in a sweep's, or in a directory of runs; `path` where there is none."""
+    if (path / "run.json").exists():
+        return [path]
+    return sorted(file.parent for pattern in ("*", "runs/*") for file in path.glob(f"{pattern}/run.json")) or [path]
+
+
 def read_record(path: Path) -> dict[str, Any]:
     """The run.json of a run directory as a dictionary with the fields of `RunRecord`.
 

@@ -210,6 +210,8 @@ class TraceReader:
             partial = self.path.with_name(self.path.name + ".partial")
             hint = f"; {partial.name} beside it is an unfinished write, make it again" if partial.exists() else ""
             raise NoTraceError(f"{self.path}: no such trace{hint}") from None
+        except IsADirectoryError:
+            raise NoTraceError(f"{self.path}: is a directory, but `trace import` may make a trace of it") from None
         except OSError as error:
             raise NoTraceError(f"{self.path}: cannot be read: {error.strerror}") from error
         try:

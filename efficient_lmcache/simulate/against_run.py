@@ -96,6 +96,7 @@ def read_comparable(path: Path) -> tuple[dict[str, Any], OptionFields]:
     options = OptionFields.model_validate(record["options"])
     for wrong, what in (
         (record["status"] != "complete", f"is {record['status']}, not complete"),
+        (record["answered"] != record["calls"], f"answered {record['answered']} of {record['calls']} calls"),
         (record["mode"] != "in_process", f"has its tier in mode {record['mode']}"),
         (options.engines != 1, f"has {options.engines} engines"),
         (options.link_gb_s, "has a store behind a link"),

@@ -70,7 +70,8 @@ def simulate(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad records instead of stopping.")] = False,
     out: Annotated[Path | None, typer.Option(help="Leave a run directory for each configuration, as a replay.")] = None,
     compare: Annotated[
-        list[Path] | None, typer.Option(help="Simulate this real run instead, and compare; may be repeated.")
+        list[Path] | None,
+        typer.Option(help="Simulate this run or sweep instead, and compare; may be repeated."),
     ] = None,
     paper: Annotated[str | None, typer.Option(help="table3: the paper's 17 runs on a workload fitted to it.")] = None,
     seed: Annotated[int, typer.Option(help="Of the paper's workload; 3 is the nearest of 0 to 3.")] = 3,
@@ -160,7 +161,7 @@ def _compare(options: SimulateOptions, runs: list[Path], as_json: bool) -> None:
     from efficient_lmcache.simulate.options import comparisons
 
     with _progress() as bar:
-        rows = [made.to_json() for made in comparisons(options, runs, lambda done: bar("runs", done, len(runs)))]
+        rows = [made.to_json() for made in comparisons(options, runs, lambda *done: bar("runs", *done))]
     if as_json:
         typer.echo(json.dumps({"runs": rows}, indent=2))
         return

@@ -11,6 +11,7 @@ from typing import Any
 
 from efficient_lmcache.core.admission import ADMISSIONS
 from efficient_lmcache.core.footprint import load_config
+from efficient_lmcache.replay.rundir import run_directories
 from efficient_lmcache.simulate.against_run import Comparison, compare_run, read_comparable
 from efficient_lmcache.simulate.costs import Costs, ModelShape, costs
 from efficient_lmcache.simulate.deployment import Configuration, Deployment
@@ -98,18 +99,20 @@ def prepare(options: SimulateOptions) -> Inputs:
 
 
 def comparisons(
-    options: SimulateOptions, runs: Sequence[Path], progress: Callable[[int], None] = lambda done: None
+    options: SimulateOptions, runs: Sequence[Path], progress: Callable[[int, int], None] = lambda done, count: None
 ) -> Iterator[Comparison]:
     """Each run against its simulations; engine, tier, pool and admission are the run's own.
 
     Args:
-        progress: called with how many runs are done.
+        runs: run directories, sweeps', or directories of runs.
+        progress: called with how many runs are done, and how many there are.
     """
     trace, model = _given(options)
     shape = ModelShape.of(load_config(model), options.kv_cache_dtype)
     workloads: dict[tuple[int, int], Workload] = {}
-    for done, run in enumerate(runs):
-        progress(done)
+    every = [run for path in runs for run in run_directories(path)]
+    for done, run in enumerate(every):
+        progress(done, len(every))
         _, recorded = read_comparable(run)
         made = _costs(options, shape, recorded.tensor_parallel)
         sizes = recorded.chunk_tokens, recorded.block_tokens

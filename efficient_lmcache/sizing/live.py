@@ -48,6 +48,8 @@ def read_live_pool(url: str) -> LivePool:
     Raises:
         ValueError: naming the URL and what is wrong with it or with its answer.
     """
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"--from-metrics {url!r}: must be a URL like http://HOST:PORT")
     address = url if url.rstrip("/").endswith("/metrics") else f"{url.rstrip('/')}/metrics"
     try:
         with open_url(address, timeout=_TIMEOUT_S) as response:

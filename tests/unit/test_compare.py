@@ -126,6 +126,16 @@ def test_a_run_whose_trace_could_not_be_opened_is_refused_among_others(tmp_path:
         compare(runs)
 
 
+def test_a_directory_of_runs_and_a_sweeps_stand_for_their_runs(tmp_path: Path) -> None:
+    for parent in ("many", "sweep/runs"):
+        (tmp_path / parent).mkdir(parents=True)
+        for name in ("a", "b"):
+            make_run(tmp_path / parent, name, "none", 1.0)
+    assert len(compare([tmp_path / "many", tmp_path / "sweep", tmp_path / "many" / "a"])) == 5
+    with pytest.raises(RunDirectoryError, match=r"run\.json: .* expected a directory made by `replay run`"):
+        compare([tmp_path])
+
+
 def test_no_two_columns_share_a_heading_and_skipped_calls_are_told_from_errors(tmp_path: Path) -> None:
     run = make_run(tmp_path, "a", "none", 1.0, errors=1, skipped=3)
     heading, _, cells = (

@@ -198,6 +198,7 @@ def test_a_damaged_task_is_one_error_in_a_kept_run(model: Path, trace: Path) -> 
         ({}, {"max_position_embeddings": 5}, r"longest call has 6 tokens .* takes 5 .*`trace trim --max-prompt`"),
         ({}, {"text_config": {**SHAPE, "max_position_embeddings": 5}}, "longest call has 6 tokens"),
         ({"model": Path("absent")}, {}, "absent/config.json"),
+        ({"model": Path(__file__)}, {}, r"--model .*\.py: is a file; give the model's directory"),
         ({"trace": Path("absent")}, {}, "absent: no such trace"),
         ({"trace": Path(__file__)}, {}, "not a trace"),
     ],

@@ -225,7 +225,7 @@ def test_a_page_without_a_pool_is_an_error(text, message):
             {**LIVE, "from_metrics": "http://127.0.0.1:9"},
             r"--from-metrics http://127.0.0.1:9/metrics: cannot be read \(.*refused",
         ),
-        ({**LIVE, "from_metrics": "nonsense"}, "--from-metrics nonsense/metrics: cannot be read"),
+        ({**LIVE, "from_metrics": "nonsense"}, "--from-metrics 'nonsense': must be a URL like http://HOST:PORT"),
     ],
 )
 def test_what_a_user_gets_wrong_is_one_line_and_status_2(model, changes, message):

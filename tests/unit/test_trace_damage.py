@@ -87,7 +87,7 @@ def test_another_kind_of_file_is_not_a_trace(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(TraceError, match=f"{name}: not a trace"):
             TraceReader(tmp_path / name)
-    with pytest.raises(TraceError, match="cannot be read"):
+    with pytest.raises(TraceError, match="is a directory, but `trace import` may make a trace of it"):
         TraceReader(tmp_path)
 
 
