@@ -75,9 +75,7 @@ def synthesize(
         float, typer.Option(help="Mean length of a tool's answer.")
     ] = _DEFAULT.observation_tokens,
     max_output: Annotated[int | None, typer.Option(help="No output is longer.")] = _DEFAULT.max_output_tokens,
-    max_prompt: Annotated[
-        int, typer.Option(help="Tasks end before longer prompts.")
-    ] = _DEFAULT.max_prompt_tokens,
+    max_prompt: Annotated[int, typer.Option(help="Tasks end before longer prompts.")] = _DEFAULT.max_prompt_tokens,
     median_gap: Annotated[float, typer.Option(help="Median seconds between calls.")] = _DEFAULT.median_gap_s,
     force: Force = False,
 ) -> None:
