@@ -22,6 +22,7 @@ from efficient_lmcache.replay.server import (
     free_ports,
     is_cpu_build,
     serve_command,
+    share_of,
 )
 
 CommandOf = Callable[[ServerOptions, int], list[str]]
@@ -171,8 +172,4 @@ def _engine_options(
 
 
 def _cpus(number: int, engines: int) -> tuple[int, ...] | None:
-    """Engines whose threads wait for each other on the same CPUs are slower than ones that share them out."""
-    if engines == 1:
-        return None
-    cpus = sorted(os.sched_getaffinity(0))
-    return tuple(cpus[number % len(cpus) :: engines])
+    return None if engines == 1 else share_of(os.sched_getaffinity(0), number, engines)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.error
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -179,7 +179,7 @@ def environment(options: ServerOptions, inherited: Mapping[str, str]) -> dict[st
         # The second model runner, the default on GPUs, refuses logits processors of the first one's interface.
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         # Left to vLLM, the number of threads depends on whether there is a connector. GPUs ignore it.
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(options.cpus or os.sched_getaffinity(0)))),
+        "VLLM_CPU_OMP_THREADS_BIND": _cpus_of_ranks(options),
         **LMCACHE_QUIET,
     }
     if options.gpu_kv_tokens is not None:
@@ -190,6 +190,18 @@ def environment(options: ServerOptions, inherited: Mapping[str, str]) -> dict[st
         variables["LMCACHE_LOCAL_CPU"] = "True"
         variables["LMCACHE_MAX_LOCAL_CPU_SIZE"] = str(options.host_gib)
     return variables
+
+
+def _cpus_of_ranks(options: ServerOptions) -> str:
+    """vLLM's CPU build wants each rank's CPUs."""
+    cpus, ranks = options.cpus or tuple(os.sched_getaffinity(0)), options.tensor_parallel
+    return "|".join(",".join(map(str, share_of(cpus, rank, ranks))) for rank in range(ranks))
+
+
+def share_of(cpus: Iterable[int], number: int, sharers: int) -> tuple[int, ...]:
+    """The CPUs of the `number`-th of so many engines or ranks, as ones whose threads wait for each other are slower."""
+    ordered = sorted(cpus)
+    return tuple(ordered[number % len(ordered) :: sharers])
 
 
 def without_lmcache(inherited: Mapping[str, str]) -> dict[str, str]:

@@ -98,6 +98,15 @@ def test_the_environment_fixes_what_would_make_runs_differ() -> None:
     assert variables["VLLM_CPU_OMP_THREADS_BIND"] != "auto"
 
 
+def test_on_cpus_each_rank_has_its_share() -> None:
+    """vLLM ends at start-up where the shares are not as many as the ranks."""
+
+    def bound(ranks: int) -> str:
+        return environment(options(tensor_parallel=ranks, cpus=(6, 0, 2)), {})["VLLM_CPU_OMP_THREADS_BIND"]
+
+    assert [bound(ranks) for ranks in (1, 2, 4)] == ["0,2,6", "0,6|2", "0|2|6|0"]
+
+
 def test_the_model_is_compiled_only_where_that_pays() -> None:
     assert "--enforce-eager" not in serve_command(options(), 1)
     assert "--enforce-eager" in serve_command(options(compile_model=False), 1)
