@@ -83,7 +83,7 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
     def _start_admission(self, vllm_config: VllmConfig) -> None:
         lmcache = self._lmcache
         options = options_despite(_obstacle_to_admission(vllm_config, lmcache), self._options)
-        bytes_per_token = vllm_adapter.footprint_bytes_per_token_per_rank(vllm_config)
+        bytes_per_token = max(vllm_adapter.stage_bytes_per_token(vllm_config))
         parameters = options.admission_parameters(
             chunk_tokens=lmcache.chunk_tokens,
             bytes_per_token=bytes_per_token,
@@ -165,7 +165,8 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
             # What the scheduler's side has logged: of another engine's input, not even duplicates are dropped.
             hands_over = handed_over_kv(self._vllm_config) is not None
             options = _without_admission(self._options) if hands_over else self._options
-            self._offload = WorkerOffload(WorkerSide(engine), self._engine_id, options)
+            speaks_for_all = vllm_adapter.speaks_for_all_ranks(self._vllm_config)
+            self._offload = WorkerOffload(WorkerSide(engine), self._engine_id, options, speaks_for_all)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         offload = self._offload

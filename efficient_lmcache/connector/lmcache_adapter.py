@@ -199,7 +199,6 @@ class WorkerSide:
         metadata = engine.metadata
         self.chunk_tokens = int(engine.config.chunk_size)
         self.chunk_bytes = int(get_size_bytes(metadata.get_shapes(self.chunk_tokens), metadata.get_dtypes()))
-        self.is_first_rank = bool(metadata.is_first_rank())
         self.is_layerwise = bool(engine.config.use_layerwise)
 
     @property

@@ -26,15 +26,17 @@ class WorkerOffload:
 
     Args:
         lmcache: this rank's engine.
-        engine_id: the channel on which rank 0 publishes.
+        engine_id: the channel on which one rank publishes.
         options: `admission` other than `none` deduplicates, and heeds the decisions of a CPU tier and a remote tier;
             `telemetry_transport` other than `off` publishes.
+        speaks_for_all: whether this is the rank that publishes, and hands its counts on.
     """
 
-    def __init__(self, lmcache: WorkerSide, engine_id: str, options: ConnectorOptions) -> None:
+    def __init__(self, lmcache: WorkerSide, engine_id: str, options: ConnectorOptions, speaks_for_all: bool) -> None:
         self.stats = StatsCollector()
         self._lmcache = lmcache
         self._engine_id = engine_id
+        self._speaks_for_all = speaks_for_all
         self._evictions = EvictionWindow(options.activity_window_s)
         self._dedup_failures = FailureLog(_logger, "Deduplicating a store")
         self._publisher: ReportPublisher | None = None
@@ -53,7 +55,7 @@ class WorkerOffload:
                 lmcache.decide_per_tier(self._is_absent, staging_bytes, self.stats.count)
             else:
                 lmcache.filter_stores(keep=self._is_absent)
-        sink = worker_sink(options, engine_id) if lmcache.is_first_rank else None
+        sink = worker_sink(options, engine_id) if speaks_for_all else None
         if sink is not None:
             self._publisher = ReportPublisher(self.probe, sink, options.report_interval_s)
 
@@ -72,7 +74,7 @@ class WorkerOffload:
 
     def take_stats(self) -> ConnectorStats | None:
         """What was counted since the last call, if this rank speaks for all."""
-        return self.stats.take() if self._lmcache.is_first_rank else None
+        return self.stats.take() if self._speaks_for_all else None
 
     def requests_ended(self, request_ids: Iterable[str]) -> None:
         """Unpin what lookups of ended requests pinned, scheduled or not."""

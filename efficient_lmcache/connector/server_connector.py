@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,8 @@ class ServerConnector(LMCacheMPConnector):
     def _start_admission(self, vllm_config: VllmConfig) -> None:
         self._server = server = ServerSide(self)
         options = options_despite(handed_over_kv(vllm_config), self._options)
-        bytes_per_token = vllm_adapter.footprint_bytes_per_token_per_rank(vllm_config)
+        # Of a chunk the server has one object per rank. Where they differ, their mean is as good as each.
+        bytes_per_token = round(statistics.mean(vllm_adapter.stage_bytes_per_token(vllm_config)))
         policy = ADMISSIONS[options.admission](
             options.admission_parameters(
                 chunk_tokens=server.chunk_tokens,

@@ -32,21 +32,39 @@ def adopt_logging() -> None:
         ours.propagate = False
 
 
-def footprint_bytes_per_token_per_rank(vllm_config: VllmConfig) -> int:
-    """beta as the engine really lays KV out: this rank's layers and heads, in the KV cache's own type."""
+def stage_bytes_per_token(vllm_config: VllmConfig) -> list[int]:
+    """beta on the ranks of every pipeline stage, as the engine really lays KV out: their layers and heads, in the KV
+    cache's own type."""
     from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
-    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    model, parallel = vllm_config.model_config, copy.copy(vllm_config.parallel_config)
     latent = bool(model.use_mla)
-    footprint = KVFootprint(
-        layers=model.get_num_layers(parallel),
-        # What vLLM returns is already per rank, replication included.
-        kv_heads=1 if latent else model.get_num_kv_heads(parallel),
-        head_dim=model.get_head_size(),
-        element_bytes=kv_cache_dtype_str_to_dtype(vllm_config.cache_config.cache_dtype, model).itemsize,
-        latent=latent,
-    )
-    return footprint.bytes_per_token_per_rank()
+    stages = []
+    for stage in range(parallel.pipeline_parallel_size):
+        parallel.rank = stage * parallel.tensor_parallel_size
+        footprint = KVFootprint(
+            layers=model.get_num_layers(parallel),
+            # What vLLM returns is already per rank, replication included.
+            kv_heads=1 if latent else model.get_num_kv_heads(parallel),
+            head_dim=model.get_head_size(),
+            element_bytes=kv_cache_dtype_str_to_dtype(vllm_config.cache_config.cache_dtype, model).itemsize,
+            latent=latent,
+        )
+        stages.append(footprint.bytes_per_token_per_rank())
+    return stages
+
+
+def speaks_for_all_ranks(vllm_config: VllmConfig) -> bool:
+    """Whether this worker's CPU tier stands for those of all ranks.
+
+    It is the first one of a stage with most layers: such a tier has room for the fewest tokens, and what it has lost no
+    other one can make up for. Stages differ by a layer where they do not divide the layers. With MLA, LMCache stores on
+    the first rank.
+    """
+    stages = stage_bytes_per_token(vllm_config)
+    stage = 0 if vllm_config.model_config.use_mla else stages.index(max(stages))
+    parallel = vllm_config.parallel_config
+    return bool(parallel.rank == stage * parallel.tensor_parallel_size)
 
 
 def engine_id(vllm_config: VllmConfig) -> str:

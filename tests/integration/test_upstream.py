@@ -194,7 +194,8 @@ class TestVLLM:
 
         for name in ("get_num_layers", "get_num_kv_heads", "get_head_size", "use_mla"):
             assert hasattr(ModelConfig, name), name
-        assert "decode_context_parallel_size" in ParallelConfig.__dataclass_fields__
+        for name in ("decode_context_parallel_size", "tensor_parallel_size", "pipeline_parallel_size", "rank"):
+            assert name in ParallelConfig.__dataclass_fields__, name
         assert "instance_id" in VllmConfig.__dataclass_fields__
         assert parameters(kv_cache_dtype_str_to_dtype) == ["kv_cache_dtype", "model_config"]
 
@@ -312,7 +313,7 @@ class TestLMCache:
         from lmcache.v1.memory_management import get_size_bytes
         from lmcache.v1.metadata import LMCacheMetadata
 
-        for name in ("get_shapes", "get_dtypes", "is_first_rank"):
+        for name in ("get_shapes", "get_dtypes"):
             assert callable(getattr(LMCacheMetadata, name)), name
         assert parameters(get_size_bytes) == ["shapes", "kv_dtypes"]
 
