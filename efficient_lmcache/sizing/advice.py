@@ -29,6 +29,7 @@ class Advice(NamedTuple):
 def advise(
     *,
     flop_per_byte: float,
+    benefit_ratio: float | None = None,
     gamma_g: float,
     gamma_h: float | None,
     recommended_gib: float,
@@ -40,17 +41,22 @@ def advise(
 
     Args:
         flop_per_byte: peak FLOP per host-link byte of the GPU.
+        benefit_ratio: OBR (Eq. 2), where the model's parameters are known.
         gamma_g, gamma_h: pressure on the GPU's KV cache and on the host tier; None without a host tier.
         recommended_gib: what the plan recommends, per rank.
         saving: the share of computed prefill that a host tier without limit is predicted to save.
         excess: computed prefill of the host tier over that of an unlimited one, less one; None without a host tier.
         stable_share: of all prompt tokens, those that a tier without limit would cover.
     """
-    rows = [_hardware(flop_per_byte), _gpu_pressure(gamma_g, saving), _host_pressure(gamma_h, excess, recommended_gib)]
+    rows = [_hardware(flop_per_byte, benefit_ratio), _gpu_pressure(gamma_g, saving), _host_pressure(gamma_h, excess, recommended_gib)]
     return rows if stable_share is None else [*rows, _editing(stable_share)]
 
 
-def _hardware(flop_per_byte: float) -> Advice:
+def _hardware(flop_per_byte: float, benefit_ratio: float | None) -> Advice:
+    measure = "measure both: replay your trace with and without the tier"
+    if benefit_ratio is not None and benefit_ratio < 0:
+        slower = f"at the GPUs' peak, restoring takes {1 - benefit_ratio:.1f} times as long as computing again"
+        return Advice(f"offload benefit ratio {benefit_ratio:.2f}", slower, measure)
     regime = f"{flop_per_byte:,.0f} FLOP per host-link byte"
     if flop_per_byte <= LOW_FLOP_PER_BYTE:
         return Advice(
@@ -67,7 +73,7 @@ def _hardware(flop_per_byte: float) -> Advice:
     return Advice(
         regime,
         "between the designs that the paper measured (offload paid up to 2,300 and cost time at 15,500)",
-        "measure both: replay your trace with and without the tier",
+        measure,
     )
 
 

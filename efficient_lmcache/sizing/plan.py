@@ -176,6 +176,7 @@ def make_plan(
         advice=tuple(
             advise(
                 flop_per_byte=hardware.flop_per_byte,
+                benefit_ratio=deployment.benefit_ratio,
                 gamma_g=pressure_g,
                 gamma_h=pressure_h,
                 recommended_gib=recommended,

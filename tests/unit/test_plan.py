@@ -229,6 +229,8 @@ ADVICE = {"flop_per_byte": 2312.0, "gamma_g": 1.5, "gamma_h": 2.3, "recommended_
         ({}, 0, "offload"),
         ({"flop_per_byte": 15_461.0}, 0, "favour GPU prefix caching"),
         ({"flop_per_byte": 5_000.0}, 0, "measure both"),
+        ({"benefit_ratio": 0.45}, 0, "offload took"),
+        ({"benefit_ratio": -1.2}, 0, r"restoring takes 2\.2 times as long as computing again measure both"),
         ({}, 1, "exceeds the GPU's KV cache"),
         ({"gamma_g": 0.5, "saving": 0.02}, 1, "GPU prefix caching is enough"),
         ({"gamma_g": 0.5}, 1, "yet prompts come back"),
