@@ -48,7 +48,11 @@ def advise(
         excess: computed prefill of the host tier over that of an unlimited one, less one; None without a host tier.
         stable_share: of all prompt tokens, those that a tier without limit would cover.
     """
-    rows = [_hardware(flop_per_byte, benefit_ratio), _gpu_pressure(gamma_g, saving), _host_pressure(gamma_h, excess, recommended_gib)]
+    rows = [
+        _hardware(flop_per_byte, benefit_ratio),
+        _gpu_pressure(gamma_g, saving),
+        _host_pressure(gamma_h, excess, recommended_gib),
+    ]
     return rows if stable_share is None else [*rows, _editing(stable_share)]
 
 
