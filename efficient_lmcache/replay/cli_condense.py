@@ -10,6 +10,7 @@ from efficient_lmcache.replay.cli_common import check_output, user_errors
 from efficient_lmcache.replay.cli_trace import Force, Out, TracePath
 from efficient_lmcache.replay.condense import (
     CONDENSERS,
+    CUT_OUTPUTS,
     Condenser,
     Counts,
     ObservationMasking,
@@ -66,7 +67,10 @@ def condense(
             counts = write_condensed(trace, out, chosen, progress)
         with progress_bar("measuring", "tasks") as progress, TraceReader(out) as after:
             condensed = per_call(after, progress)
+            masks_outputs = CUT_OUTPUTS in after.manifest.assumptions
     _show({"as recorded": recorded, condenser: condensed}, counts)
+    if masks_outputs:
+        typer.echo(f"{CUT_OUTPUTS}; condense first, then `trace trim --max-output`")
 
 
 def _condenser(name: str, options: dict[str, int]) -> Condenser:

@@ -17,10 +17,19 @@ from typing import Any, Protocol
 import numpy as np
 
 from efficient_lmcache.replay.spelling import option
-from efficient_lmcache.replay.trace import Call, Tokens, TraceError, TraceReader, TraceWriter, common_prefix_tokens
+from efficient_lmcache.replay.trace import (
+    Call,
+    Manifest,
+    Tokens,
+    TraceError,
+    TraceReader,
+    TraceWriter,
+    common_prefix_tokens,
+)
 
 PLACEHOLDER_TOKENS = 24  # "<MASKED>" as a message of its own
 INSTRUCTION_TOKENS = 512  # what a summarizing call asks for, before the text that it is to summarize
+CUT_OUTPUTS = "outputs had been cut before they were condensed: what was cut off counts as observed, and is masked"
 _MADE_UP_SEED = 13
 
 
@@ -207,7 +216,7 @@ def condense(
         manifest = replace(
             reader.manifest,
             history=(*reader.manifest.history, step),
-            assumptions=(*reader.manifest.assumptions, *_assumptions(condenser)),
+            assumptions=(*reader.manifest.assumptions, *_assumptions(condenser, outputs_are_cut(reader.manifest))),
         )
         with TraceWriter(out, manifest) as writer:
             for number, task in enumerate(reader.tasks):
@@ -305,7 +314,12 @@ def _name(condenser: Condenser) -> str:
     return next(name for name, kind in CONDENSERS.items() if isinstance(condenser, kind))
 
 
-def _assumptions(condenser: Condenser) -> tuple[str, ...]:
+def outputs_are_cut(manifest: Manifest) -> bool:
+    """Whether an earlier step cut outputs whose whole text is in the prompts behind them."""
+    return any(step.get("max_output") is not None for step in manifest.history)
+
+
+def _assumptions(condenser: Condenser, outputs_cut: bool) -> tuple[str, ...]:
     made_up: dict[Any, str] = {
         ObservationMasking: f"a masked observation is {PLACEHOLDER_TOKENS} made-up tokens, the same everywhere",
         Summary: f"summaries are made-up tokens of one length, asked for by an instruction of {INSTRUCTION_TOKENS}",
@@ -313,4 +327,5 @@ def _assumptions(condenser: Condenser) -> tuple[str, ...]:
     return (
         "condensed: the agent answers a condensed prompt as it answered the whole one, after the same pauses",
         *(text for kind, text in made_up.items() if isinstance(condenser, kind)),
+        *((CUT_OUTPUTS,) if outputs_cut and isinstance(condenser, ObservationMasking) else ()),
     )

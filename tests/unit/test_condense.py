@@ -29,6 +29,7 @@ from efficient_lmcache.replay.condense import (
 )
 from efficient_lmcache.replay.synthesize import Workload, synthesize
 from efficient_lmcache.replay.trace import Call, Manifest, TraceError, TraceReader, TraceWriter
+from efficient_lmcache.replay.trim import trim
 
 VOCAB_SIZE = 1 << 20  # so large that random texts have nothing in common by chance
 MADE_UP = MadeUp(VOCAB_SIZE)
@@ -267,6 +268,14 @@ def test_a_users_error_is_one_line(recorded: Path, tmp_path: Path, options: tupl
     assert code == 2
     assert message in output
     assert "Traceback" not in output
+
+
+def test_masking_after_outputs_were_cut_says_that_it_masks_them(recorded: Path, tmp_path: Path) -> None:
+    trim(recorded, tmp_path / "cut", max_output=2)
+    for condenser, limit, is_said in (("masking", "--attention-window", True), ("recent", "--max-events", False)):
+        options = ("--condenser", condenser, limit, 4, "--force", "--out", tmp_path / "out")
+        assert ("condense first, then `trace trim --max-output`" in invoke(tmp_path / "cut", *options)[1]) == is_said
+        assert "condense first" not in invoke(recorded, *options)[1]
 
 
 def test_a_trace_without_tasks_is_refused(tmp_path: Path) -> None:
