@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from efficient_lmcache.replay.condense import per_call
 from efficient_lmcache.replay.trace import TraceReader
 from efficient_lmcache.report.latency import metric_increase
-from efficient_lmcache.report.prefixes import call_prefixes
 from efficient_lmcache.report.runs import Absent, Run, Unavailable, attempt
 
 CONDENSE_STEP = "condense"
@@ -26,8 +27,10 @@ class CondenserRow:
         active_pool, admission, host_gib_per_rank: of the run.
         prefix_hit_rate: tokens found in the GPU's prefix cache over tokens looked up; None without metrics.
         mean_prompt_tokens: N.
-        cache_stable_share: of the trace's prompt tokens.
-        computed_prefill_tokens, makespan_s: of the run.
+        cache_stable_share: of the trace's prompt tokens; see `replay.condense.PerCall`.
+        computed_prefill_tokens, restored_tokens_per_rank, makespan_s: of the run.
+        computed_to_recorded: computed prefill over that of the run of the same trace as recorded under the same
+            options; None without such a run.
     """
 
     run: str
@@ -41,7 +44,9 @@ class CondenserRow:
     mean_prompt_tokens: float | None
     cache_stable_share: float | None
     computed_prefill_tokens: int | None
+    restored_tokens_per_rank: int | None
     makespan_s: float | None
+    computed_to_recorded: float | None = None
 
 
 def condenser_table(runs: Sequence[Run]) -> tuple[CondenserRow, ...]:
@@ -51,19 +56,29 @@ def condenser_table(runs: Sequence[Run]) -> tuple[CondenserRow, ...]:
         Unavailable: no trace of theirs has a condense step.
     """
     complete = [run for run in runs if run.record["status"] == "complete"]
-    rows = [row for run in complete if isinstance(row := attempt(partial(_row, run)), CondenserRow)]
-    if all(row.condenser == NO_CONDENSER for row in rows):
+    made = [made for run in complete if not isinstance(made := attempt(partial(_row, run)), Absent)]
+    if all(row.condenser == NO_CONDENSER for row, _ in made):
         raise Unavailable("no run whose trace can be read replays a trace with a condense step")
+    recorded = {key: row.computed_prefill_tokens for row, key in made if row.condenser == NO_CONDENSER}
+    rows = [replace(row, computed_to_recorded=_ratio(row, recorded.get(key))) for row, key in made]
     return tuple(sorted(rows, key=lambda row: (row.condenser != NO_CONDENSER, row.condenser, row.run)))
 
 
-def _row(run: Run) -> CondenserRow:
+def _ratio(row: CondenserRow, recorded_tokens: int | None) -> float | None:
+    computed = row.computed_prefill_tokens
+    return computed / recorded_tokens if computed is not None and recorded_tokens else None
+
+
+def _row(run: Run) -> tuple[CondenserRow, str]:
+    """A run's row, and what it has in common with those that differ by their condensers alone."""
     with TraceReader(run.trace) as reader:
-        steps = [step for step in reader.manifest.history if step.get("step") == CONDENSE_STEP]
-    calls = [call for task in call_prefixes(run.trace).values() for call in task]
-    prompt_tokens = sum(call.prompt for call in calls)
+        manifest = reader.manifest
+        trace = per_call(reader)
+    steps = [step for step in manifest.history if step.get("step") == CONDENSE_STEP]
+    others = [step for step in manifest.history if step.get("step") != CONDENSE_STEP]
+    options = {name: value for name, value in run.options.items() if name not in ("out", "trace")}
     hit_rate = attempt(lambda: prefix_hit_rate(run))
-    return CondenserRow(
+    row = CondenserRow(
         run=run.name,
         directory=str(run.path),
         trace_name=run.record["trace"]["name"],
@@ -72,15 +87,19 @@ def _row(run: Run) -> CondenserRow:
         admission=run.record["admission"],
         host_gib_per_rank=run.record["host_gib_per_rank"],
         prefix_hit_rate=None if isinstance(hit_rate, Absent) else hit_rate,
-        mean_prompt_tokens=prompt_tokens / len(calls),
-        cache_stable_share=sum(call.cache_stable for call in calls) / prompt_tokens,
+        mean_prompt_tokens=trace.prompt_tokens,
+        cache_stable_share=trace.cache_stable_share,
         computed_prefill_tokens=run.record["computed_prefill_tokens"],
+        restored_tokens_per_rank=run.record["restored_tokens_per_rank"],
         makespan_s=run.record["makespan_s"],
     )
+    return row, json.dumps([manifest.source, others, options], sort_keys=True)
 
 
 def _words(step: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in step.items() if name != "step")
+    """``recent (max_events 20, keep_first 1)``."""
+    options = ", ".join(f"{name} {value}" for name, value in step.items() if name not in ("step", "condenser"))
+    return f"{step.get('condenser')} ({options})" if options else str(step.get("condenser"))
 
 
 def prefix_hit_rate(run: Run) -> float:

@@ -227,10 +227,13 @@ def condensers(found: Sequence[CondenserRow], link: Link) -> Html:
         Column("Run", number=False),
         Column("A"),
         Column("Host tier per rank"),
-        Column("Prefix-hit rate"),
+        Column("Admission", number=False),
         Column("Mean prompt (tokens)"),
         Column("Cache-stable"),
+        Column("Prefix-hit rate of the GPU"),
         Column("Computed prefill (tokens)"),
+        Column("÷ as recorded"),
+        Column("Restored (tokens)"),
         Column("Makespan"),
     ]
     cells = [
@@ -239,10 +242,13 @@ def condensers(found: Sequence[CondenserRow], link: Link) -> Html:
             element("a", row.run, href=link(row.directory)),
             row.active_pool,
             tier_text(row.host_gib_per_rank),
-            percent(row.prefix_hit_rate),
+            row.admission,
             "–" if row.mean_prompt_tokens is None else f"{row.mean_prompt_tokens:,.0f}",
             percent(row.cache_stable_share),
+            percent(row.prefix_hit_rate),
             tokens_text(row.computed_prefill_tokens),
+            "–" if row.computed_to_recorded is None else f"{row.computed_to_recorded:.2f}",
+            tokens_text(row.restored_tokens_per_rank),
             seconds_text(row.makespan_s),
         ]
         for row in found

@@ -217,15 +217,20 @@ def test_pressure_is_drawn_from_few_points_with_both_ends(tmp_path: Path, trace:
 def test_condensers_are_compared_by_hits_and_stable_length(tmp_path: Path) -> None:
     plain = write_trace(tmp_path / "plain.trace", LENGTHS)
     step = {"step": "condense", "condenser": "recent", "keep": 2}
-    edited = write_trace(tmp_path / "edited.trace", [[4, 3], [2, 2]], history=(step,))
+    edited = write_trace(tmp_path / "edited.trace", [[4, 3], [2, 2], [3]], history=(step,))
     runs = [
         make_run(tmp_path / "runs", "b", edited, "recompute", 0),
         make_run(tmp_path / "runs", "a", plain, "recompute", 0),
     ]
-    none, condensed = condenser_table([read(run.path) for run in runs])
-    assert (none.condenser, condensed.condenser) == ("none", "condenser recent, keep 2")
+    runs.append(make_run(tmp_path / "runs", "c", edited, "none", 8))
+    none, condensed, offloaded = condenser_table([read(run.path) for run in runs])
+    assert (none.condenser, condensed.condenser) == ("none", "recent (keep 2)")
+    assert none.computed_prefill_tokens
+    assert condensed.computed_prefill_tokens
+    ratio = condensed.computed_prefill_tokens / none.computed_prefill_tokens
+    assert [row.computed_to_recorded for row in (none, condensed, offloaded)] == [1.0, ratio, None]
     assert none.prefix_hit_rate == pytest.approx(0.75)
-    assert condensed.mean_prompt_tokens == pytest.approx((8 + 13 + 6 + 10) / 4)
-    assert condensed.cache_stable_share == pytest.approx((10 + 8) / (8 + 13 + 6 + 10))
+    assert condensed.mean_prompt_tokens == pytest.approx((8 + 13 + 6 + 10 + 7) / 5)
+    assert condensed.cache_stable_share == pytest.approx((10 + 8) / (8 + 13 + 6 + 10 + 7))
     with pytest.raises(Unavailable, match="condense step"):
         condenser_table([read(runs[1].path)])
