@@ -46,3 +46,11 @@ class ClientParams:
         if names and not self._said:
             self._said = True
             _logger.warning("A client sends what LMCache cannot use, which is ignored from now on: %.200s", names)
+
+
+def drop_question(request: Request, name: str) -> None:
+    """Take away what a client asks about its request's end, where LMCache 0.5.6 would look for an answer in vain and
+    raise. Never raises."""
+    params = request.kv_transfer_params
+    if isinstance(params, dict) and name in params:
+        vllm_adapter.drop_kv_transfer_params(request, [name])

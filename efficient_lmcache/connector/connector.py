@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCac
 
 from efficient_lmcache.connector import plugin, vllm_adapter
 from efficient_lmcache.connector.admission import DecisionLog, RequestAdmission
-from efficient_lmcache.connector.client_params import ClientParams
+from efficient_lmcache.connector.client_params import ClientParams, drop_question
 from efficient_lmcache.connector.isolation import RequestIsolation
 from efficient_lmcache.connector.metrics import ConnectorPromMetrics, ConnectorStats, StatsCollector
 from efficient_lmcache.connector.offload import WorkerOffload
@@ -143,6 +143,8 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
         return metadata
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        if request.num_output_tokens == 0:
+            drop_question(request, "ret_first_tok")
         result = super().request_finished(request, block_ids)
         self._isolation.forget(request.request_id)
         if self._admission is not None:

@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from efficient_lmcache.connector import vllm_adapter
 from efficient_lmcache.connector.aborted_restores import AbortedRestores
-from efficient_lmcache.connector.client_params import ClientParams
+from efficient_lmcache.connector.client_params import ClientParams, drop_question
 from efficient_lmcache.connector.connector import (
     EfficientLMCacheConnector,
     close_parts,
@@ -170,6 +170,8 @@ class ServerConnector(LMCacheMPConnector):
         super().update_connector_output(connector_output)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        if request.request_id not in self.request_trackers:
+            drop_question(request, "cached_token_stats")
         result = super().request_finished(request, block_ids)
         self._aborted_restores.request_ended(request.request_id, reports_store=result[0])
         self._offered.discard(request.request_id)

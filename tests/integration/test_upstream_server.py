@@ -48,6 +48,15 @@ def test_a_lookup_is_resolved_once_it_is_not_none_and_its_match_is_on_the_tracke
     assert "self.request_trackers: dict[str, LMCacheMPRequestTracker] = {}" in source(LMCacheMPConnector.__init__)
 
 
+def test_what_a_client_asks_of_a_request_without_a_tracker_raises_when_it_ends():
+    from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
+
+    body = source(LMCacheMPConnector.request_finished)
+    asked = body.index('"cached_token_stats" in params')
+    assert asked < body.index("self._get_request_tracker(request.request_id)")
+    assert "assert request_id in self.request_trackers" in source(LMCacheMPConnector._get_request_tracker)
+
+
 def test_stores_of_a_request_end_at_its_trackers_limit_before_lazy_offload_sees_them():
     from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
     from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata

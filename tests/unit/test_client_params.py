@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from efficient_lmcache.connector.client_params import ClientParams, unusable
+from efficient_lmcache.connector.client_params import ClientParams, drop_question, unusable
 
 DISAGG_SPEC = {"req_id": "1", "receiver_host": "host", "receiver_init_port": [1], "receiver_alloc_port": [2]}
 
@@ -96,3 +96,16 @@ def test_whatever_is_left_can_be_part_of_a_key(params):
     left = served.kv_transfer_params
     assert unusable(left) == []
     hash(tuple((name, value) for name, value in left.items() if name.startswith("lmcache.")))
+
+
+def test_a_question_that_has_no_answer_is_taken_away_and_nothing_else():
+    served = request({"ret_first_tok": True, "kept": 1})
+    drop_question(served, "ret_first_tok")
+    assert served.kv_transfer_params == {"kept": 1}
+
+
+@pytest.mark.parametrize("params", [None, {}, {"other": True}])
+def test_a_request_that_does_not_ask_stays_as_it_is(params):
+    served = request(params)
+    drop_question(served, "ret_first_tok")
+    assert served.kv_transfer_params is params
