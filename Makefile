@@ -6,7 +6,7 @@ ready := .venv/ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint test-tools miniature nightly clean
+.PHONY: help setup demo test lint test-tools test-unit test-integration miniature nightly clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -24,8 +24,22 @@ lint: $(ready) ## check style and types
 	@$(python) -m ruff format --check .
 	@$(python) -m mypy
 
+pytest := PATH="$(CURDIR)/.venv/tools/usr/bin:$$PATH" $(python) -m pytest
+
 test: lint test-tools ## lint, then all tests; one of them: make test ARGS=tests/unit/test_trace.py
-	@PATH="$(CURDIR)/.venv/tools/usr/bin:$$PATH" $(python) -m pytest $(ARGS)
+ifdef ARGS
+	@$(pytest) $(ARGS)
+else
+	@$(MAKE) --no-print-directory --keep-going -j2 test-unit test-integration
+endif
+
+# Servers import vLLM most of the time, on one core; nothing of a unit test is in their way while it takes the other.
+test-unit:
+	@log=$$(mktemp); trap "rm -f $$log" EXIT; nice -n 19 env $(pytest) tests/unit > $$log 2>&1; status=$$?; \
+	    cat $$log; exit $$status
+
+test-integration:
+	@$(pytest) tests/integration tests/gpu
 
 test-tools: # a browser for the report's page, promtool for the alerts
 	@bash scripts/test_tools.sh
