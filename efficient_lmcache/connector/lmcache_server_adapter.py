@@ -114,11 +114,13 @@ class ServerCapacity(NamedTuple):
         total_bytes: what there is to allocate from.
         usable_bytes: what it holds before it evicts: its eviction starts at a watermark, on a thread of its own.
         batch_bytes: what it evicts of them at a time.
+        l2_adapters: stores behind it (files, object stores, …), which get what it gets and keep it longer.
     """
 
     total_bytes: int
     usable_bytes: int
     batch_bytes: int
+    l2_adapters: int
 
 
 class ServerUse(NamedTuple):
@@ -173,6 +175,7 @@ def server_capacity(http_url: str) -> ServerCapacity:
             total_bytes=sum(int(tier["memory_total_bytes"]) for tier in tiers.values()),
             usable_bytes=sum(usable_bytes.values()),
             batch_bytes=sum(int(usable_bytes[tag] * evictors[tag]["eviction_ratio"]) for tag in tiers),
+            l2_adapters=int(answer["storage_manager"]["num_l2_adapters"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ServerError(f"{http_url}/status lacks {error}") from None

@@ -122,6 +122,7 @@ class ServerTier:
             evicted_chunks=self._evictions.total(now_s),
             evicted_chunks_total=self._evicted_before + self._evictions.grand_total,
             eviction_batch_chunks=capacity.batch_bytes // bytes_per_chunk,
+            backing_tiers=capacity.l2_adapters,
         )
 
     def _read_capacity(self) -> ServerCapacity:
@@ -139,4 +140,8 @@ class ServerTier:
                 capacity.total_bytes / 1024**3,
                 self._pieces,
             )
+            if capacity.l2_adapters:
+                _logger.info(
+                    "It has an L2 behind it, which keeps what it evicts: conditioned admission declines nothing"
+                )
         return capacity

@@ -97,7 +97,7 @@ class Decision(NamedTuple):
         request: the facts decided on.
         new_full_chunks: u = floor(n / b) - floor(h / b).
         estimate: A, N and the working set (Eq. 5), of the pool where the tier is shared.
-        estimate_above: the first factor: working set > C_H.
+        estimate_above: the first factor: working set > C_H; false of a tier with another one behind it.
         full_and_evicting: the second factor; None without a fresh report.
         report_age_s: since the latest report's receipt; None without any.
         tier_report: the latest report, however old; None without any.
@@ -143,7 +143,8 @@ class Decision(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """Every factor by its name, flat but for the estimate, in types that JSON and msgpack know."""
-        batch_chunks = self.tier_report.eviction_batch_chunks if self.tier_report else 0
+        report = self.tier_report
+        of_servers = {name: getattr(report, name, 0) for name in ("eviction_batch_chunks", "backing_tiers")}
         return {
             "save": self.save,
             "outcome": self.outcome.value,
@@ -157,7 +158,7 @@ class Decision(NamedTuple):
             "full_and_evicting": self.full_and_evicting,
             "occupancy": self.occupancy,
             "evicted_chunks": self.evicted_chunks,
-            **({"eviction_batch_chunks": batch_chunks} if batch_chunks else {}),
+            **{name: count for name, count in of_servers.items() if count},
             "report_age_s": self.report_age_s,
             "report_fresh": self.report_fresh,
         }
@@ -249,7 +250,8 @@ class _WorkingSetAdmission:
         self._tier_report = tier_report
         self._capacity_bytes = self.parameters.configured_capacity_bytes
         if tier_report is not None:
-            self._capacity_bytes = tier_report.capacity_bytes
+            # What such a tier loses is not lost.
+            self._capacity_bytes = None if tier_report.backing_tiers else tier_report.capacity_bytes
             self._full_and_evicting = tier_report.full_and_evicting(self.parameters.occupancy_threshold)
 
     def _pressure(self, estimate_above: bool, full_and_evicting: bool | None) -> bool:

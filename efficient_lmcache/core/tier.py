@@ -21,6 +21,7 @@ class TierReport:
         received_s: the *receiver's* monotonic clock at receipt; never travels, so clocks of two nodes never compare.
         rank: of the worker that published, among the engine's.
         eviction_batch_chunks: what the tier evicts at a time once it is full; 0 where it evicts as much as it needs.
+        backing_tiers: tiers that get whatever this one gets, keep it longer, and whose capacity nobody knows.
     """
 
     engine_id: str
@@ -34,6 +35,7 @@ class TierReport:
     received_s: float = float("-inf")
     rank: int = 0
     eviction_batch_chunks: int = 0
+    backing_tiers: int = 0
 
     def __post_init__(self) -> None:
         for name in ("chunk_tokens", "chunk_bytes"):
@@ -47,6 +49,7 @@ class TierReport:
             "evicted_chunks_total",
             "rank",
             "eviction_batch_chunks",
+            "backing_tiers",
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"TierReport.{name} is {getattr(self, name)}; it must not be negative")

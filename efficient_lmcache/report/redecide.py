@@ -63,6 +63,7 @@ def _report(row: dict[str, Any], previous: TierReport | None, chunk_tokens: int)
         evicted_chunks_total=0,
         received_s=received_s,
         eviction_batch_chunks=row.get("eviction_batch_chunks", 0),
+        backing_tiers=row.get("backing_tiers", 0),
     )
     if previous is not None and abs(previous.received_s - received_s) < _SAME_REPORT_S:
         return previous if replace(report, received_s=previous.received_s) == previous else report

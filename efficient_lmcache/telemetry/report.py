@@ -22,9 +22,10 @@ _COUNT_FIELDS = (
     "evicted_chunks_total",
     "rank",
     "eviction_batch_chunks",
+    "backing_tiers",
 )
 # Fields younger than the format's version.
-_DEFAULTS = {"rank": 0, "eviction_batch_chunks": 0}
+_DEFAULTS = {"rank": 0, "eviction_batch_chunks": 0, "backing_tiers": 0}
 
 
 def encode(report: TierReport) -> bytes:

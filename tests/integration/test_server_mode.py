@@ -6,7 +6,7 @@ import json
 
 import fresh_process
 import pytest
-from lmcache_server_process import CHUNK_TOKENS
+from lmcache_server_process import CHUNK_TOKENS, LMCacheServer
 
 pytestmark = pytest.mark.integration
 
@@ -62,3 +62,14 @@ def test_with_lazy_offload_a_declined_request_is_not_stored_later_either(small_m
     assert result["admitted"]["objects"] > 0
     assert result["restored_tokens"] > 0
     assert all(answer == result["answers"][0] for answer in result["answers"])
+
+
+def test_a_server_tells_of_an_l2_behind_it(tmp_path):
+    from efficient_lmcache.connector.lmcache_server_adapter import server_capacity
+
+    adapter = json.dumps({"type": "fs", "base_path": str(tmp_path / "l2")})
+    server = LMCacheServer(tmp_path, 24, "--l2-adapter", adapter)
+    try:
+        assert server_capacity(server.http_url).l2_adapters == 1
+    finally:
+        server.kill()

@@ -200,3 +200,15 @@ def test_a_tier_that_evicts_in_batches_is_full_from_what_a_batch_leaves_on(regis
     seen = TierReport("server", 1, 256, 1024, registered, 100, 5, 5, eviction_batch_chunks=20)
     assert seen.full_and_evicting(0.95) is full
     assert not replace(seen, evicted_chunks=0).full_and_evicting(0.95)
+
+
+@pytest.mark.parametrize("age_s", [0.0, 60.0])
+def test_what_a_tier_with_another_one_behind_it_loses_is_not_lost(age_s):
+    """LMCache's server with an L2: declined, a refill would miss the L2 as well."""
+    backed = replace(report(), backing_tiers=1)
+    policy = ConditionedAdmission(parameters())
+    fill_pool(policy)
+    decision = policy.decide(REFILL, backed, age_s)
+    assert (decision.save, decision.estimate_above) == (True, False)
+    assert decision.record()["backing_tiers"] == 1
+    assert not policy.decide(REFILL, report(), age_s).save

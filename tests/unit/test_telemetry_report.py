@@ -27,6 +27,7 @@ REPORTS = st.builds(
     evicted_chunks_total=COUNT,
 )
 FIELDS = [field.name for field in fields(TierReport) if field.name != "received_s"]
+OF_SERVERS = ("eviction_batch_chunks", "backing_tiers")
 
 
 def altered(**changes: object) -> bytes:
@@ -105,7 +106,7 @@ def test_a_chunk_without_size_is_refused(name: str) -> None:
         decode(altered(**{name: 0}))
 
 
-@pytest.mark.parametrize("name", [name for name in FIELDS if name not in ("rank", "eviction_batch_chunks")])
+@pytest.mark.parametrize("name", [name for name in FIELDS if name not in ("rank", *OF_SERVERS)])
 def test_a_missing_field_is_refused_by_name(name: str) -> None:
     content = msgpack.unpackb(encode(REPORT))
     del content[name]
@@ -120,10 +121,11 @@ def test_a_report_without_rank_is_the_first_ranks() -> None:
     assert decode(msgpack.packb(content)).rank == 0
 
 
-def test_a_report_of_a_version_without_batches_is_of_a_tier_without_them() -> None:
-    content = msgpack.unpackb(encode(replace(REPORT, eviction_batch_chunks=3)))
-    del content["eviction_batch_chunks"]
-    assert decode(msgpack.packb(content)).eviction_batch_chunks == 0
+@pytest.mark.parametrize("name", OF_SERVERS)
+def test_a_report_of_a_version_without_batches_or_tiers_behind_is_of_a_tier_without_them(name: str) -> None:
+    content = msgpack.unpackb(encode(replace(REPORT, **{name: 3})))
+    del content[name]
+    assert getattr(decode(msgpack.packb(content)), name) == 0
 
 
 @pytest.mark.parametrize("engine_id", ["", b"engine", 7])
