@@ -226,6 +226,8 @@ def _obstacle_to_admission(vllm_config: VllmConfig, lmcache: SchedulerSide) -> s
         return "LMCache's use_layerwise stores and evicts layer by layer"
     if not lmcache.host_tier_bytes:
         return "LMCache has no CPU tier (local_cpu is off)"
+    if lmcache.unknown_tier is not None:
+        return f"what the CPU tier evicts is kept by LMCache's {lmcache.unknown_tier}, which a declined store would miss"
     return None
 
 
@@ -287,7 +289,7 @@ def open_decision_log(options: ConnectorOptions, policy: AdmissionPolicy) -> Dec
 def _start_up_line(options: ConnectorOptions, lmcache: SchedulerSide, bytes_per_token: int) -> str:
     """Everything an operator checks first, in one line."""
     tier = f"host tier {lmcache.host_tier_bytes / 1024**3:.3f} GiB/rank" if lmcache.host_tier_bytes else "no host tier"
-    remote = ", with a remote tier" if lmcache.remote_url else ""
+    remote = ", with a remote tier" if lmcache.has_remote_tier else ""
     return (
         f"Efficient-LMCache: in-process mode, {tier}{remote}, {bytes_per_token / 1024:g} KiB/token/rank, "
         f"chunk {lmcache.chunk_tokens} tokens, admission {options.admission}, telemetry {options.telemetry_transport}"

@@ -104,12 +104,28 @@ class SchedulerSide:
         return url
 
     @property
+    def has_local_disk(self) -> bool:
+        config = self._impl.config
+        return bool(config.local_disk) and config.max_local_disk_size > 0
+
+    @property
     def has_remote_tier(self) -> bool:
-        return bool(self.remote_url or self._impl.config.remote_storage_plugins)
+        """Behind the CPU tier: anywhere else, or on a disk of the node's own."""
+        return bool(self.remote_url or self._impl.config.remote_storage_plugins) or self.has_local_disk
+
+    @property
+    def unknown_tier(self) -> str | None:
+        """LMCache's option for a tier behind the CPU tier through whose buffers it is not reached, if there is one."""
+        config = self._impl.config
+        if (config.extra_config or {}).get("enable_nixl_storage"):
+            return "enable_nixl_storage"
+        return next((name for name in ("gds_path", "maru_path", "storage_plugins") if getattr(config, name, None)), None)
 
     @property
     def remote_redis(self) -> RedisAddress | None:
-        """The remote tier, if it is one Redis."""
+        """The remote tier, if it is one Redis and nothing else."""
+        if self.has_local_disk or self._impl.config.remote_storage_plugins:
+            return None
         given = self._impl.config.extra_config or {}
         login = {
             name: str(given.get(name) or os.environ.get(f"LMCACHE_RESP_{name.upper()}", ""))

@@ -5,7 +5,7 @@
                 evicting residents for them
     promotion   a chunk restored from a remote tier stays in its buffer, registered as a resident of the CPU tier
 
-`tests/integration/test_upstream.py` guards every internal that this module relies on.
+`tests/integration/test_upstream_remote.py` guards every internal that this module relies on.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcache.v1.memory_allocators.mixed_memory_allocator import MixedMemoryAllocator
 from lmcache.v1.memory_management import MemoryFormat
+from lmcache.v1.storage_backend.local_disk_backend import LocalDiskBackend
 from lmcache.v1.storage_backend.remote_backend import RemoteBackend
 from lmcache.v1.system_detection import NUMADetector
 
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
     from lmcache.v1.storage_backend.storage_manager import StorageManager
 
 _CPU_BACKEND = "LocalCPUBackend"
+#: Reached through the CPU tier's buffers. A disk of the node's own is one of them.
+_REMOTE_TIERS = (RemoteBackend, LocalDiskBackend)
 _ASK_KEY = "lmcache.efficient.ask_cpu_match"
 _logger = logging.getLogger(__name__)
 
 
 def has_remote_tier(manager: StorageManager) -> bool:
-    return any(isinstance(backend, RemoteBackend) for backend in manager.storage_backends.values())
+    return any(isinstance(backend, _REMOTE_TIERS) for backend in manager.storage_backends.values())
 
 
 class Staging:
@@ -79,7 +82,7 @@ class RemoteSeams:
         self._staging = staging
         self._count = count
         self._declined_restore = False
-        self.cpu_only = _ManagerWith(manager, lambda _, backend: not isinstance(backend, RemoteBackend))
+        self.cpu_only = _ManagerWith(manager, lambda _, backend: not isinstance(backend, _REMOTE_TIERS))
         self.remote_only = _StagedManager(manager, staging, count)
         self._without_cpu_tier = _ManagerWith(manager, lambda name, _: name != _CPU_BACKEND)
 
@@ -208,7 +211,7 @@ class _StagedManager(_ManagerWith):
     """Remote tiers only, reached through `staging`."""
 
     def __init__(self, manager: Any, staging: Staging, count: Callable[[str, int], None]) -> None:
-        super().__init__(manager, lambda _, backend: isinstance(backend, RemoteBackend))
+        super().__init__(manager, lambda _, backend: isinstance(backend, _REMOTE_TIERS))
         self._staging = staging
         self._count = count
 

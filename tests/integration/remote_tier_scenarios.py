@@ -20,7 +20,7 @@ RECOMPUTE = {"kv_load_failure_policy": "recompute"}
 class Agents:
     """Tasks with one prompt each, on an engine that forgets its GPU cache between any two of them."""
 
-    def __init__(self, model: str, remote_url: str, decision_log: str) -> None:
+    def __init__(self, model: str, remote_url: str | None, decision_log: str) -> None:
         self.engine = Engine(
             model,
             host_mib=4,
@@ -71,8 +71,9 @@ class Agents:
 
     def _settle(self) -> None:
         """LMCache sends to the remote tier in the background, and reports come ten times a second."""
-        backend = self.engine.lmcache.storage_manager.storage_backends["RemoteBackend"]
-        wait_until(lambda: not backend.put_tasks)
+        backends = self.engine.lmcache.storage_manager.storage_backends
+        writer = backends["RemoteBackend"] if "RemoteBackend" in backends else backends["LocalDiskBackend"].disk_worker
+        wait_until(lambda: not writer.put_tasks)
         time.sleep(0.4)
 
 
@@ -116,8 +117,9 @@ def redis_tier(model: str, redis_url: str, kill_pid: int, decision_log: str) -> 
     }
 
 
-def silent_tier(model: str, directory: str, decision_log: str) -> dict[str, Any]:
-    """A remote tier of files, which reports nothing."""
-    agents = Agents(model, f"fs://local:0{directory}/", decision_log)
+def local_disk(model: str, directory: str, decision_log: str) -> dict[str, Any]:
+    """A disk behind the CPU tier, which reports nothing."""
+    os.environ.update(LMCACHE_LOCAL_DISK=f"file://{directory}", LMCACHE_MAX_LOCAL_DISK_SIZE="1")
+    agents = Agents(model, None, decision_log)
     rows = agents.serve(0, 1, 2, 3, 4, 5, 4)
-    return {"rows": rows, "metrics": agents.engine.metrics(), "files": len(list(Path(directory).glob("*.data")))}
+    return {"rows": rows, "metrics": agents.engine.metrics(), "files": len(list(Path(directory).glob("*.pt")))}

@@ -75,11 +75,10 @@ def test_a_refill_enters_redis_and_not_the_cpu_tier_as_long_as_redis_has_room(sm
     assert set(result["state"].values()) == {0}
 
 
-def test_a_remote_tier_that_reports_nothing_takes_what_the_cpu_tier_declines(small_model, tmp_path):
-    directory = tmp_path / "remote"
-    directory.mkdir()
+def test_a_disk_which_reports_nothing_takes_what_the_cpu_tier_declines(small_model, tmp_path):
+    directory = tmp_path / "disk"
     result = fresh_process.run(
-        "remote_tier_scenarios:silent_tier",
+        "remote_tier_scenarios:local_disk",
         model=small_model,
         directory=str(directory),
         decision_log=str(tmp_path / "decisions.jsonl"),

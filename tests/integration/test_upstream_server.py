@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
+from upstream import parameters, source
 
 pytestmark = pytest.mark.integration
 
 pytest.importorskip("vllm", reason="vLLM is not installed (the cpu or gpu extra)")
 pytest.importorskip("lmcache", reason="LMCache is not installed (the cpu or gpu extra)")
-
-
-def parameters(function) -> list[str]:
-    return list(inspect.signature(function).parameters)
-
-
-def source(thing) -> str:
-    return inspect.getsource(thing)
 
 
 def test_the_connector_hooks_that_we_override_exist_with_these_arguments():
