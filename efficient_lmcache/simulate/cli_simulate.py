@@ -84,6 +84,8 @@ def simulate(
         for name, companions in _COMPANIONS.items():
             if _is_given(context, name):
                 _require_only(context, name, {name, "as_json"} | companions)
+        if paper is None and _is_given(context, "seed"):
+            raise ValueError("--seed is of the workload of --paper; a recording has none")
         options = SimulateOptions(
             trace=trace,
             model=model,

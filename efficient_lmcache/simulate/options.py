@@ -174,6 +174,8 @@ def _configurations(options: SimulateOptions) -> list[Configuration]:
         Admission(name, options.write_threshold_chunks, options.occupancy_threshold, options.activity_window_s)
         for name in _names(options.admission)
     ]
+    if not any(sizes) and not any(links) and any(admission.name != "none" for admission in admissions):
+        raise ValueError(f"--admission {options.admission} needs a host tier to admit to; give --host-gib")
     if any(links) and (options.shared_tier or any(admission.name != "none" for admission in admissions)):
         raise ValueError("--link-gb-s goes with engines' own tiers and --admission none; it has no other model here")
     tiers = [

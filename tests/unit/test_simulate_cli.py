@@ -141,6 +141,18 @@ def test_what_cannot_be_simulated_is_one_line(asked, option, value, message):
     assert len(result.output.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--admission", "fixed"], "--admission fixed needs a host tier to admit to; give --host-gib"),
+        (["--seed", "1"], "--seed is of the workload of --paper; a recording has none"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(asked, given, message):
+    result = run([*asked, *given])
+    assert (result.exit_code, result.output) == (2, f"error: {message}\n")
+
+
 @pytest.mark.parametrize("option", ["--shared-tier", "--admission=none,fixed"])
 def test_what_is_not_modelled_behind_a_link_is_refused(asked, option):
     result = run([*asked, "--host-gib", "1", "--link-gb-s", "5", option])
