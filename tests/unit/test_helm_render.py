@@ -125,7 +125,7 @@ def test_the_memory_of_a_pod_holds_tier_weights_and_processes(name: str) -> None
     parts = merged["weightsGib"] + merged["processGibPerRank"] * (ranks + 1) + merged["sharedMemoryGib"]
     parts += tier * ranks if merged["mode"] == "in_process" else 0
     parts += merged["cpu"]["kvCacheGib"] if merged["flavour"] == "cpu" else 0
-    if "remote_url" in merged["lmcache"]:
+    if merged["lmcache"].keys() & {"remote_url", "local_disk"}:
         parts += ranks * merged["efficient"].get("remote_staging_gib", parse_options({}).remote_staging_gib)
     resources = container(find(manifests(values), "Deployment"))["resources"]
     assert resources["requests"]["memory"] == resources["limits"]["memory"] == f"{math.ceil(parts)}Gi"

@@ -156,6 +156,16 @@ def test_a_server_gets_the_environment_that_engines_get() -> None:
         assert entry in server_container(manifests({**values_of(name), "extraEnv": [entry]}))["env"]
 
 
+@pytest.mark.parametrize("name", ["local-disk", *SETS])
+def test_a_disk_is_where_engines_and_servers_can_write_to_it(name: str) -> None:
+    volume, mount = {"name": "nvme", "emptyDir": {}}, {"name": "nvme", "mountPath": "/nvme"}
+    documents = manifests({**values_of(name), "extraVolumes": [volume], "extraVolumeMounts": [mount]})
+    workloads = [find(documents, "Deployment"), *(d for d in documents if d["metadata"]["name"].endswith("-server"))]
+    for pod in (d["spec"]["template"]["spec"] for d in workloads if d["kind"] in ("Deployment", "DaemonSet")):
+        assert volume in pod["volumes"]
+        assert all(mount in spec["volumeMounts"] for spec in [*pod["containers"], *pod.get("initContainers", [])])
+
+
 def test_gpus_are_the_engines_alone() -> None:
     documents = manifests(values_of("server-daemonset"))
     assert "nvidia.com/gpu" in container(find(documents, "Deployment"))["resources"]["limits"]
@@ -220,7 +230,8 @@ def test_notes_tell_the_servers_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "recomputed"), [("private-registry", True), ("gpu", False), *((name, True) for name in SETS)]
+    ("name", "recomputed"),
+    [("private-registry", True), ("local-disk", True), ("gpu", False), *((name, True) for name in SETS)],
 )
 def test_restores_from_outside_the_engine_are_computed_when_they_fail(name: str, recomputed: bool) -> None:
     assert engine_config(manifests(values_of(name))).get("kv_load_failure_policy") == (

@@ -70,9 +70,15 @@ affinity:
 {{- addf $tier $staging $processes $values.weightsGib $values.sharedMemoryGib $kv | ceil | int }}
 {{- end }}
 
+{{/* Anything that is not empty where LMCache in-process keeps chunks behind its CPU tier, too. */}}
+{{- define "efficient-lmcache.remoteTier" -}}
+{{- $disk := and .Values.lmcache.local_disk .Values.lmcache.max_local_disk_size }}
+{{- if or .Values.lmcache.remote_url .Values.lmcache.remote_storage_plugins $disk }}yes{{ end }}
+{{- end }}
+
 {{/* All ranks' memory for chunks on their way to or from a remote tier (efficient.remote_staging_gib). */}}
 {{- define "efficient-lmcache.stagingGib" -}}
-{{- if .Values.lmcache.remote_url }}{{ mulf (.Values.efficient.remote_staging_gib | default 1) .Values.tensorParallel }}{{ else }}0{{ end }}
+{{- if include "efficient-lmcache.remoteTier" . }}{{ mulf (.Values.efficient.remote_staging_gib | default 1) .Values.tensorParallel }}{{ else }}0{{ end }}
 {{- end }}
 
 {{/* The connector's options as JSON, telemetry's and a server's among them. */}}
@@ -100,7 +106,7 @@ affinity:
 {{- if .Values.hostTier.gibPerRank }}
 {{- $options := include "efficient-lmcache.connectorOptions" . | fromJson }}
 {{- $config := dict "kv_connector" "EfficientLMCacheConnector" "kv_role" "kv_both" "kv_connector_extra_config" $options }}
-{{- if or (include "efficient-lmcache.server" .) .Values.lmcache.remote_url .Values.lmcache.remote_storage_plugins }}
+{{- if or (include "efficient-lmcache.server" .) (include "efficient-lmcache.remoteTier" .) }}
 {{- /* What is outside the engine may be gone by the time of its restore: vLLM would fail the request. */}}
 {{- $_ := set $config "kv_load_failure_policy" "recompute" }}
 {{- end }}

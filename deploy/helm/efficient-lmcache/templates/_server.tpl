@@ -144,5 +144,8 @@
     {{- if $sidecar }}
     - {name: shm, mountPath: /dev/shm}
     {{- end }}
+    {{- with $.Values.extraVolumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 {{- end }}
 {{- end }}
