@@ -66,7 +66,8 @@ def test_vllm_accepts_the_command_line_of_every_set_of_values() -> None:
         assert (args.kv_transfer_config is None) == (transfer_config(engine) is None)
         if args.kv_transfer_config is not None:
             assert args.kv_transfer_config.kv_connector == "EfficientLMCacheConnector"
-            outside = values.get("mode") == "server" or "remote_url" in values.get("lmcache", {})
+            remote_tier = values.get("lmcache", {}).keys() & {"remote_url", "local_disk"}
+            outside = values.get("mode") == "server" or bool(remote_tier)
             assert (args.kv_transfer_config.kv_load_failure_policy == "recompute") == outside
 
 
