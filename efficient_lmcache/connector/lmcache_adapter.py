@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class CPUTransfer(GPUConnectorInterface):
-    """LMCache's device copies where the device is vLLM's CPU backend. Not layerwise, no MLA."""
+    """LMCache's device copies where the device is vLLM's CPU backend. Not layerwise."""
 
     def __init__(self, metadata: LMCacheMetadata) -> None:
         self.kvcaches: list[torch.Tensor] | None = None
@@ -74,8 +74,8 @@ def install_cpu_transfer(gpu_connector: ModuleType) -> None:
     ) -> Any:
         if engine != EngineType.VLLM or gpu_connector.torch_device_type != "cpu":
             return create(config, metadata, engine, **kwargs)
-        if config.use_layerwise or metadata.use_mla:
-            raise ValueError("on the CPU, LMCache's use_layerwise must be false and the model must not use MLA")
+        if config.use_layerwise:
+            raise ValueError("on the CPU, LMCache's use_layerwise must be false")
         return CPUTransfer(metadata)
 
     gpu_connector.CreateGPUConnector = create_gpu_connector  # type: ignore[attr-defined]

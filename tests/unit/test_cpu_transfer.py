@@ -59,3 +59,22 @@ def test_tokens_with_a_negative_slot_are_left_alone_on_both_sides():
     assert torch.equal(target[0][1, :, 1], layers[0][1, :, 1])
     target[0][1, :, 1] = before[0][1, :, 1]
     assert torch.equal(target[0], before[0])
+
+
+def test_with_mla_a_round_trip_restores_every_bit_at_the_slots_and_touches_nothing_else():
+    generator = torch.Generator().manual_seed(0)
+    shape = (BLOCKS, 1, BLOCK_TOKENS, 7)
+    source, target = (
+        [torch.randn(shape, generator=generator).to(torch.bfloat16) for _ in range(LAYERS)] for _ in range(2)
+    )
+    before = [layer.clone() for layer in target]
+    slots = torch.tensor([-1, 9, 2])
+    chunk = torch.zeros((1, LAYERS, 3, 7), dtype=torch.bfloat16)
+    copy_paged_to_chunk(source, slots, chunk)
+    assert torch.equal(chunk[0, 1, 1], source[1][9 // BLOCK_TOKENS, 0, 9 % BLOCK_TOKENS])
+    copy_chunk_to_paged(chunk, target, slots)
+    for layer in range(LAYERS):
+        for slot in range(BLOCKS * BLOCK_TOKENS):
+            block, position = divmod(slot, BLOCK_TOKENS)
+            expected = source if slot in (9, 2) else before
+            assert torch.equal(target[layer][block, 0, position], expected[layer][block, 0, position])
