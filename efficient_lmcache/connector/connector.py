@@ -155,7 +155,13 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
     # Worker
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        super().register_kv_caches(kv_caches)
+        from efficient_lmcache.connector.lmcache_adapter import caches_of_the_model
+
+        stored = caches_of_the_model(self._lmcache_engine, kv_caches)
+        drafting = len(kv_caches) - len(stored)
+        if drafting:
+            _logger.warning("LMCache stores the model's KV, not that of the %d layers that draft for it", drafting)
+        super().register_kv_caches(stored)
         self._guarded("Setting up deduplication and telemetry", self._start_offload)
 
     def _start_offload(self) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -204,6 +205,18 @@ class SchedulerSide:
             impl.lookup_client.clear_lookup_status(request_id)
         impl.load_specs.pop(request_id, None)
         impl._requests_priority.pop(request_id, None)
+
+
+def caches_of_the_model(impl: LMCacheConnectorV1Impl, kv_caches: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Of a worker's KV caches, the model's own: those of a draft model come after them.
+
+    LMCache does not count a draft model's layers, as it does EAGLE's, and would end the engine at its first store, for
+    want of room for them in a chunk. Restored tokens then lack the draft's KV: it guesses worse there.
+    """
+    metadata = impl.lmcache_engine_metadata
+    if metadata is None:
+        return kv_caches
+    return dict(itertools.islice(kv_caches.items(), metadata.kv_shape[0]))
 
 
 class WorkerSide:

@@ -220,6 +220,18 @@ class TestLMCache:
         # What a client asks of a request that ends without a token: `drop_question` can go when this is asked first.
         assert "request._output_token_ids[0]" in source(LMCacheConnectorV1Impl.request_finished)
 
+    def test_a_chunk_has_room_for_the_layers_that_lmcache_counts_and_a_draft_models_are_not_among_them(self):
+        from lmcache.integration.vllm.utils import calculate_draft_layers
+        from lmcache.integration.vllm.vllm_service_factory import VllmServiceFactory
+        from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl
+
+        assert isinstance(LMCacheConnectorV1Impl.lmcache_engine_metadata, property)
+        counts = " ".join(source(VllmServiceFactory.get_or_create_metadata).split())
+        assert "num_layer += num_draft_layers" in counts
+        assert "kv_shape = ( num_layer," in counts
+        assert "use_eagle()" in source(calculate_draft_layers)
+        assert 'draft_model"' not in source(calculate_draft_layers)
+
     def test_the_lookup_client_remembers_a_resolved_lookup(self):
         from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl
         from lmcache.v1.lookup_client.lmcache_lookup_client import LMCacheLookupClient

@@ -16,7 +16,7 @@ from vllm.v1.core.sched.output import NewRequestData
 
 from efficient_lmcache.connector import vllm_adapter
 from efficient_lmcache.connector.connector import close_parts, start_or_do_without
-from efficient_lmcache.connector.lmcache_adapter import SchedulerSide
+from efficient_lmcache.connector.lmcache_adapter import SchedulerSide, caches_of_the_model
 from efficient_lmcache.connector.options import OptionError
 
 
@@ -84,6 +84,21 @@ def test_a_prompt_of_embeddings_has_as_many_token_ids_as_embeddings_and_the_step
     assert vars(seen)["other"] == "kept"
     assert step.scheduled_new_reqs == [tokens, embeddings]
     assert embeddings.prompt_token_ids is None
+
+
+def registered(metadata: Any, caches: list[str]) -> list[str]:
+    impl: Any = SimpleNamespace(lmcache_engine_metadata=metadata)
+    return list(caches_of_the_model(impl, dict.fromkeys(caches, torch.zeros(1))))
+
+
+def test_lmcache_is_given_the_layers_that_its_chunks_have_room_for_and_not_a_draft_models():
+    two_layers = SimpleNamespace(kv_shape=(2, 2, 256, 4, 32))
+    assert registered(two_layers, ["model.0", "model.1"]) == ["model.0", "model.1"]
+    assert registered(two_layers, ["model.0", "model.1", "draft_model.0"]) == ["model.0", "model.1"]
+
+
+def test_an_lmcache_that_could_not_start_is_given_all_layers():
+    assert registered(None, ["model.0", "draft_model.0"]) == ["model.0", "draft_model.0"]
 
 
 def test_what_only_we_stumble_over_at_the_start_does_not_stop_the_engine(caplog):
