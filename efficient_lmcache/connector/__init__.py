@@ -4,7 +4,7 @@ The name is registered by the `vllm.general_plugins` entry point (`plugin.regist
 `"kv_connector_module_path": "efficient_lmcache.connector"` loads the same class.
 
     connector.py         EfficientLMCacheConnector: LMCacheConnectorV1 and the calls into the modules below
-    server_connector.py  what it makes instead in server mode: LMCacheMPConnector and the same calls
+    server_connector.py  what it makes instead in server mode: LMCacheMPConnector and the same calls; has a name, too
     options.py           the `efficient.*` options
     client_params.py     scheduler side: what clients send that LMCache cannot use
     isolation.py         scheduler side: what keeps requests apart that LMCache's keys do not

@@ -93,7 +93,7 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
         self._telemetry = telemetry = SchedulerTelemetry(options, self._engine_id, self._stats)
         self._admission = RequestAdmission(
             policy,
-            TaskInference(vllm_adapter.hash_block_tokens(vllm_config)),
+            TaskInference(vllm_adapter.hash_block_tokens(self._kv_cache_config)),
             reports=self._telemetry.reports,
             clock=time.monotonic,
             stats=self._stats,

@@ -52,6 +52,11 @@ class ServerSide:
         return int(self._adapter.lmcache_tokens_per_chunk)
 
     @property
+    def tokens_per_block(self) -> list[int]:
+        """Of each of vLLM's groups of KV caches; 0 for one that is not cached."""
+        return list(self._connector._group_tokens_per_block)
+
+    @property
     def pieces(self) -> int:
         """Into how many objects a server splits a chunk: one for every rank whose KV differs from the others'."""
         return int(self._adapter.parallel_strategy.kv_world_size)

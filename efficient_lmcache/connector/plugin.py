@@ -9,20 +9,21 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+_CONNECTORS = {"EfficientLMCacheConnector": "connector", "EfficientLMCacheMPConnector": "server_connector"}
 _LMCACHE_TRANSFERS = "lmcache.v1.gpu_connector"
 
 
 def register() -> None:
-    """Make the connector loadable by name, and give LMCache a transfer path where vLLM runs on the CPU.
+    """Make the connectors loadable by name, and give LMCache a transfer path where vLLM runs on the CPU.
 
     Idempotent, as vLLM may load plugins more than once in a process.
     """
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
     from vllm.platforms import current_platform
 
-    name = "EfficientLMCacheConnector"
-    if name not in KVConnectorFactory._registry:
-        KVConnectorFactory.register_connector(name, "efficient_lmcache.connector.connector", name)
+    for name, module in _CONNECTORS.items():
+        if name not in KVConnectorFactory._registry:
+            KVConnectorFactory.register_connector(name, f"efficient_lmcache.connector.{module}", name)
     if current_platform.is_cpu() and not any(isinstance(finder, _OnLMCacheImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, _OnLMCacheImport())
 

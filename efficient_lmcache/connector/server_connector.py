@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-from efficient_lmcache.connector import vllm_adapter
+from efficient_lmcache.connector import plugin, vllm_adapter
 from efficient_lmcache.connector.aborted_restores import AbortedRestores
 from efficient_lmcache.connector.client_params import ClientParams, drop_question
 from efficient_lmcache.connector.connector import (
@@ -22,9 +22,9 @@ from efficient_lmcache.connector.connector import (
     start_or_do_without,
 )
 from efficient_lmcache.connector.isolation import own_tags
-from efficient_lmcache.connector.lmcache_server_adapter import ServerSide, default_http_url
-from efficient_lmcache.connector.metrics import ConnectorStats, StatsCollector
-from efficient_lmcache.connector.options import ConnectorOptions, parse_options
+from efficient_lmcache.connector.lmcache_server_adapter import ServerSide, default_http_url, prom_metrics
+from efficient_lmcache.connector.metrics import ConnectorPromMetrics, ConnectorStats, StatsCollector
+from efficient_lmcache.connector.options import ConnectorOptions, OptionError, parse_options
 from efficient_lmcache.connector.server_admission import ServerAdmission
 from efficient_lmcache.connector.server_tier import ServerTier
 from efficient_lmcache.connector.telemetry import SchedulerTelemetry
@@ -74,8 +74,11 @@ class ServerConnector(LMCacheMPConnector):
     def _start_admission(self, vllm_config: VllmConfig) -> None:
         self._server = server = ServerSide(self)
         options = options_despite(handed_over_kv(vllm_config), self._options)
-        # Of a chunk the server has one object per rank. Where they differ, their mean is as good as each.
-        bytes_per_token = round(statistics.mean(vllm_adapter.stage_bytes_per_token(vllm_config)))
+        if len(server.tokens_per_block) > 1:
+            bytes_per_token = vllm_adapter.grouped_bytes_per_token(self._kv_cache_config, server.tokens_per_block)
+        else:
+            # Of a chunk the server has one object per rank. Where they differ, their mean is as good as each.
+            bytes_per_token = round(statistics.mean(vllm_adapter.stage_bytes_per_token(vllm_config)))
         policy = ADMISSIONS[options.admission](
             options.admission_parameters(
                 chunk_tokens=server.chunk_tokens,
@@ -99,7 +102,7 @@ class ServerConnector(LMCacheMPConnector):
             server.decline,
             self._telemetry.pool,
             policy,
-            TaskInference(vllm_adapter.hash_block_tokens(vllm_config)),
+            TaskInference(vllm_adapter.hash_block_tokens(self._kv_cache_config)),
             reports=self._telemetry.reports,
             clock=time.monotonic,
             stats=self._stats,
@@ -193,9 +196,47 @@ class ServerConnector(LMCacheMPConnector):
         close_parts(self._telemetry, self._admission)
         super().shutdown()
 
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        return ConnectorStats(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> ConnectorPromMetrics:
+        plugin.register()
+        arguments = (vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        return ConnectorPromMetrics(*arguments, prom_metrics(*arguments))
+
 
 # MultiConnector files a connector's statistics under its class's name, and looks them up by its registered one.
 ServerConnector.__name__ = EfficientLMCacheConnector.__name__
+
+
+class EfficientLMCacheMPConnector(ServerConnector):
+    """Server mode under a name of its own.
+
+    vLLM asks the class that it finds by name, before there is a connector, whether it can handle several groups of KV
+    caches. LMCache's server can; what `EfficientLMCacheConnector` may turn out to be in-process cannot.
+
+    Raises:
+        OptionError: also for `efficient.mode: in_process`.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        plugin.register()
+        vllm_adapter.adopt_logging()
+        options = parse_options(vllm_adapter.extra_config(vllm_config))
+        if options.mode != "server" and "mode" in options.model_fields_set:
+            raise OptionError(
+                f"kv_connector_extra_config: efficient.mode={options.mode!r} is not allowed with kv_connector "
+                f"{type(self).__name__}; allowed: server, or no mode"
+            )
+        super().__init__(vllm_config, role, kv_cache_config)
 
 
 def _start_up_line(options: ConnectorOptions, server: ServerSide, http_url: str, bytes_per_token: int) -> str:

@@ -15,6 +15,7 @@ from efficient_lmcache.core.footprint import KVFootprint
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
 TASK_ID_KEY = "efficient_lmcache.task_id"
@@ -54,6 +55,20 @@ def stage_bytes_per_token(vllm_config: VllmConfig) -> list[int]:
     return stages
 
 
+def grouped_bytes_per_token(kv_cache_config: KVCacheConfig, tokens_per_block: Sequence[int]) -> int:
+    """beta on the ranks of the first stage where layers of several kinds form groups of KV caches: attention to
+    everything, to a window, a recurrent state.
+
+    Args:
+        tokens_per_block: of each group; 0 for one that is not cached.
+    """
+    bytes_per_token = 0.0
+    for group, tokens in zip(kv_cache_config.kv_cache_groups, tokens_per_block, strict=True):
+        if tokens:
+            bytes_per_token += len(group.layer_names) * group.kv_cache_spec.page_size_bytes / tokens
+    return round(bytes_per_token)
+
+
 def speaks_for_all_ranks(vllm_config: VllmConfig) -> bool:
     """Whether this worker's CPU tier stands for those of all ranks.
 
@@ -80,9 +95,10 @@ def extra_config(vllm_config: VllmConfig) -> dict[str, Any]:
     return _transfer_config(vllm_config).kv_connector_extra_config or {}
 
 
-def hash_block_tokens(vllm_config: VllmConfig) -> int:
-    """Tokens per block hash of `Request.block_hashes`."""
-    return int(vllm_config.cache_config.block_size * vllm_config.parallel_config.decode_context_parallel_size)
+def hash_block_tokens(kv_cache_config: KVCacheConfig) -> int:
+    """Tokens per block hash of `Request.block_hashes`; several groups of KV caches share hashes of smaller blocks."""
+    assert kv_cache_config.hash_block_size is not None, "vLLM made a connector before it knew its block hashes"
+    return kv_cache_config.hash_block_size
 
 
 def hands_over_kv(vllm_config: VllmConfig) -> bool:

@@ -179,6 +179,8 @@ class TestVLLM:
         from vllm.v1.engine.core import EngineCore
 
         assert "enable_prefix_caching or kv_connector is not None" in source(EngineCore.__init__)
+        assert "kv_cache_config.hash_block_size = hash_block_size" in source(EngineCore._initialize_kv_caches)
+        assert "self._kv_cache_config = kv_cache_config" in source(KVConnectorBase_V1.__init__)
 
     def test_the_configuration_has_what_the_footprint_reads(self):
         from vllm.config import ModelConfig, ParallelConfig, VllmConfig
@@ -186,7 +188,7 @@ class TestVLLM:
 
         for name in ("get_num_layers", "get_num_kv_heads", "get_head_size", "use_mla"):
             assert hasattr(ModelConfig, name), name
-        for name in ("decode_context_parallel_size", "tensor_parallel_size", "pipeline_parallel_size", "rank"):
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "rank"):
             assert name in ParallelConfig.__dataclass_fields__, name
         assert "instance_id" in VllmConfig.__dataclass_fields__
         assert parameters(kv_cache_dtype_str_to_dtype) == ["kv_cache_dtype", "model_config"]

@@ -99,16 +99,35 @@ def test_several_connectors_statistics_are_found_by_the_name_that_ours_is_regist
 
     from efficient_lmcache.connector import plugin
     from efficient_lmcache.connector.connector import EfficientLMCacheConnector
-    from efficient_lmcache.connector.server_connector import ServerConnector
+    from efficient_lmcache.connector.server_connector import EfficientLMCacheMPConnector, ServerConnector
 
     plugin.register()
-    for connector in (EfficientLMCacheConnector, ServerConnector):
+    found = {
+        EfficientLMCacheConnector: EfficientLMCacheConnector,
+        ServerConnector: EfficientLMCacheConnector,
+        EfficientLMCacheMPConnector: EfficientLMCacheMPConnector,
+    }
+    for connector, registered in found.items():
         name = connector.__name__
-        assert KVConnectorFactory.get_connector_class_by_name(name) is EfficientLMCacheConnector
+        assert KVConnectorFactory.get_connector_class_by_name(name) is registered
         taken = {name: {"counters": {"stored_tokens": 2}, "gauges": {}}}
         stats = MultiConnector.build_kv_connector_stats(taken)
         assert stats is not None
         assert stats.reduce() == {name: {"stored_tokens": 2}}
+
+
+def test_vllm_asks_a_connectors_class_for_several_groups_of_kv_caches_and_lmcaches_class_can():
+    from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import SupportsHMA
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
+
+    assert "supports_hma(connector_cls)" in source(KVConnectorFactory.supports_hma_config)
+    assert issubclass(LMCacheMPConnector, SupportsHMA)
+    assert "self._group_tokens_per_block = group_tokens_per_block" in source(LMCacheMPConnector.__init__)
+    assert "kv_cache_groups" in KVCacheConfig.__dataclass_fields__
+    assert {"layer_names", "kv_cache_spec"} <= set(KVCacheGroupSpec.__dataclass_fields__)
+    assert isinstance(KVCacheSpec.page_size_bytes, property)
 
 
 def test_what_workers_are_told_to_copy_has_a_direction_and_a_range():
