@@ -233,7 +233,9 @@ def _obstacle_to_admission(vllm_config: VllmConfig, lmcache: SchedulerSide) -> s
     if not lmcache.host_tier_bytes:
         return "LMCache has no CPU tier (local_cpu is off)"
     if lmcache.unknown_tier is not None:
-        return f"what the CPU tier evicts is kept by LMCache's {lmcache.unknown_tier}, which a declined store would miss"
+        return (
+            f"what the CPU tier evicts is kept by LMCache's {lmcache.unknown_tier}, which a declined store would miss"
+        )
     return None
 
 

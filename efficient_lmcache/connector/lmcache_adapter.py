@@ -120,7 +120,9 @@ class SchedulerSide:
         config = self._impl.config
         if (config.extra_config or {}).get("enable_nixl_storage"):
             return "enable_nixl_storage"
-        return next((name for name in ("gds_path", "maru_path", "storage_plugins") if getattr(config, name, None)), None)
+        return next(
+            (name for name in ("gds_path", "maru_path", "storage_plugins") if getattr(config, name, None)), None
+        )
 
     @property
     def remote_redis(self) -> RedisAddress | None:

@@ -175,7 +175,8 @@ class TestVLLM:
         assert "get_connector_class_by_name(" in source(MultiConnector.build_kv_connector_stats)
         assert "prom_metrics[connector_cls.__name__]" in source(MultiConnector.build_prom_metrics)
 
-    def test_block_hashes_exist_wherever_there_is_a_connector(self):
+    def test_block_hashes_exist_wherever_there_is_a_connector_and_it_is_told_of_how_many_tokens(self):
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
         from vllm.v1.engine.core import EngineCore
 
         assert "enable_prefix_caching or kv_connector is not None" in source(EngineCore.__init__)
