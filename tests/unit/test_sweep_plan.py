@@ -111,6 +111,14 @@ def test_the_plans_with_an_lmcache_server_can_be_read() -> None:
     assert (alone.mode, alone.engines, three.mode, three.engines) == ("server", 1, "server", 3)
 
 
+def test_the_condensers_plan_is_one_machine_whatever_the_trace() -> None:
+    plan = load_plan(REPRODUCE / "condensers.yaml")
+    assert (plan.server.gpu_kv_tokens or 0) % plan.server.block_tokens == 0
+    assert plan.server.gamma_g is None
+    assert all(matrix.gamma_h is None for matrix in plan.runs)
+    assert [name for matrix in plan.runs for name in matrix.admission] == ["none", "conditioned", "recompute"]
+
+
 def test_paths_of_a_plan_are_relative_to_it(tmp_path: Path) -> None:
     plan = load_plan(write(tmp_path, trace="agents.trace", model="../model", runs=RUNS))
     assert (plan.trace, plan.model) == (tmp_path / "agents.trace", tmp_path / "../model")
