@@ -11,7 +11,7 @@ from typing import Any
 
 from efficient_lmcache.core.admission import ADMISSIONS
 from efficient_lmcache.core.footprint import load_config
-from efficient_lmcache.replay.rundir import run_directories
+from efficient_lmcache.replay.rundir import read_record, run_directories
 from efficient_lmcache.simulate.against_run import Comparison, compare_run, read_comparable
 from efficient_lmcache.simulate.costs import Costs, ModelShape, costs
 from efficient_lmcache.simulate.deployment import Configuration, Deployment
@@ -110,7 +110,10 @@ def comparisons(
     trace, model = _given(options)
     shape = ModelShape.of(load_config(model), options.kv_cache_dtype)
     workloads: dict[tuple[int, int], Workload] = {}
-    every = [run for path in runs for run in run_directories(path)]
+    # Of a sweep, those of its runs that are there; a run that was named itself must be complete.
+    every = [
+        run for path in runs for run in run_directories(path) if run == path or read_record(run)["status"] == "complete"
+    ]
     for done, run in enumerate(every):
         progress(done, len(every))
         _, recorded = read_comparable(run)

@@ -190,6 +190,16 @@ def test_what_compare_does_not_model_is_refused(asked, model, trace, tmp_path, g
     assert f"{what}; --compare takes complete runs of one engine in in-process mode" in result.output
 
 
+def test_of_a_directory_of_runs_the_complete_ones_are_compared(asked, model, trace, tmp_path):
+    rows([*asked, "--host-gib", "0,1", "--out", str(tmp_path / "runs")])
+    file = tmp_path / "runs" / "recompute" / "run.json"
+    file.write_text(file.read_text().replace('"status": "complete"', '"status": "interrupted"'))
+    compare = ["simulate", "--trace", str(trace), "--model", str(model), "--json", "--compare"]
+    made = json.loads(run([*compare, str(tmp_path / "runs")]).stdout)["runs"]
+    assert [each["run"] for each in made] == ["none-1gib"]
+    assert "is interrupted, not complete" in run([*compare, str(file.parent)]).output
+
+
 def test_a_garbled_row_of_a_compared_run_is_named(asked, model, trace, tmp_path):
     rows([*asked, "--host-gib", "1", "--out", str(tmp_path / "runs")])
     calls = tmp_path / "runs" / "none-1gib" / "calls.jsonl"
