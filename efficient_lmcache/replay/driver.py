@@ -45,7 +45,15 @@ class ReplayOptionError(ValueError):
 
 
 class ServerLost(RuntimeError):
-    """The server no longer answers; the replay cannot go on."""
+    """The server no longer answers; the replay cannot go on.
+
+    Attributes:
+        engine: its number.
+    """
+
+    def __init__(self, message: str, engine: int) -> None:
+        super().__init__(message)
+        self.engine = engine
 
 
 class _WaitedTooLong(Exception):
@@ -298,7 +306,7 @@ class Driver:
         where = f"{name} stopped answering at task {row.task!r}, call {row.call}: {row.error}"
         # A server that hangs may still call itself healthy.
         if self._now_s() - self._last_answer_s > self._options.call_timeout_s:
-            raise ServerLost(f"{where}, nor any other call")
+            raise ServerLost(f"{where}, nor any other call", row.engine)
         try:
             async with session.get(f"{url}/health", timeout=aiohttp.ClientTimeout(total=_HEALTH_TIMEOUT_S)) as response:
                 if response.status == 200:
@@ -306,7 +314,7 @@ class Driver:
                 state = f"/health answers {response.status}"
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
             state = f"/health: {type(error).__name__}"
-        raise ServerLost(f"{where} ({state})")
+        raise ServerLost(f"{where} ({state})", row.engine)
 
 
 @contextmanager

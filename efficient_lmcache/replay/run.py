@@ -202,7 +202,7 @@ class _Run:
             try:
                 completed = asyncio.run(self._drive([server.base_url for server in servers]))
             except ServerLost as error:
-                raise ServerLost(f"{error}; {self._log_tails(servers)}") from error
+                raise ServerLost(f"{error}; {_log_tails(servers, error.engine)}", error.engine) from error
             time.sleep(tier_metrics(self.record.connector, self.record.mode).lag_s)
             self._read_metrics(before, self._scrape("after", servers, deployment))
         return ("complete", None) if completed else ("interrupted", "interrupted before the replay ended")
@@ -290,7 +290,8 @@ class _Run:
     def _first_log(self) -> Path:
         return self.directory.of_engine(0, len(self.engines)).server_log
 
-    def _log_tails(self, servers: Sequence[Server]) -> str:
-        """Of those that are gone, or of all if none is."""
-        gone = [server for server in servers if server.exit_status is not None]
-        return "; ".join(server.log_tail() for server in gone or servers)
+
+def _log_tails(servers: Sequence[Server], lost: int) -> str:
+    """Of the one that was lost, and of others that are gone."""
+    gone = (server for number, server in enumerate(servers) if number == lost or server.exit_status is not None)
+    return "; ".join(server.log_tail() for server in gone)
