@@ -35,7 +35,7 @@ class DecisionFields(Shape):
     new_full_chunks: Count
     write_threshold_chunks: Count
     estimate: EstimateFields
-    capacity_bytes: Number
+    capacity_bytes: Number | None
     full_and_evicting: bool | None
     occupancy: Number | None
     evicted_chunks: Count | None
@@ -43,8 +43,8 @@ class DecisionFields(Shape):
 
     @model_validator(mode="after")
     def _reported_whole(self) -> DecisionFields:
-        if self.report_age_s is not None and (self.occupancy is None or self.evicted_chunks is None):
-            raise ValueError("a decision with report_age_s has occupancy and evicted_chunks")
+        if self.report_age_s is not None and None in (self.capacity_bytes, self.occupancy, self.evicted_chunks):
+            raise ValueError("a decision with report_age_s has capacity_bytes, occupancy and evicted_chunks")
         return self
 
 

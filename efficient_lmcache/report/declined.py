@@ -105,8 +105,10 @@ def _stream(trace: Path, chunk_tokens: int) -> _Stream:
 
 
 def _capacity_chunks(run: Run) -> int:
-    """K_H, from C_H as the last decision knew it."""
+    """K_H, from C_H as the last decision knew it. Raises Unavailable where it did not."""
     last = run.decisions[-1]
+    if last["capacity_bytes"] is None:
+        raise Unavailable("the run's tier never told its capacity")
     return int(last["capacity_bytes"] // (run.chunk_tokens * last["estimate"]["bytes_per_token"]))
 
 

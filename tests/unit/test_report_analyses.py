@@ -17,6 +17,7 @@ from efficient_lmcache.report.declined import declined_reuse
 from efficient_lmcache.report.gap import evicted_before_reuse, new_kv_reuse, reuse_gap
 from efficient_lmcache.report.latency import call_times, server_times
 from efficient_lmcache.report.pressure import MOST_POINTS, pressure_series
+from efficient_lmcache.report.redecide import recorded_facts, recorded_parameters, redecide
 from efficient_lmcache.report.runs import Run, Unavailable, read_inputs
 from efficient_lmcache.report.thresholds import NEW_CHUNK_BINS, thresholds
 
@@ -212,6 +213,20 @@ def test_pressure_is_drawn_from_few_points_with_both_ends(tmp_path: Path, trace:
     assert max(found.working_set_to_capacity, key=lambda ratio: ratio or 0) == pytest.approx(
         max(row["estimate"]["bytes"] / row["capacity_bytes"] for row in rows)
     )
+
+
+def test_of_a_tier_that_never_told_its_capacity_everything_else_is_shown(tmp_path: Path, trace: Path) -> None:
+    """An LMCache server that could not be asked."""
+    path = make_run(tmp_path, "run", trace, "conditioned", 4).path
+    unknown = {"capacity_bytes": None, "report_age_s": None, "occupancy": None, "evicted_chunks": None}
+    rows = [json.loads(line) | unknown for line in (path / "decisions.jsonl").read_text().splitlines()]
+    (path / "decisions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = read(path)
+    assert set(pressure_series(run).working_set_to_capacity) == {None}
+    decisions = redecide("conditioned", recorded_parameters(run), recorded_facts(run))
+    assert not any(decision.pressure for decision in decisions)
+    with pytest.raises(Unavailable, match="never told its capacity"):
+        declined_reuse(run)
 
 
 def test_condensers_are_compared_by_hits_and_stable_length(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         ("calls.jsonl", {"dispatched_s": None}, "line 1: Value error, an answered call has dispatched_s"),
         ("decisions.jsonl", {"now_s": "x"}, "line 1: now_s is 'x': Input should be a valid number"),
         ("decisions.jsonl", {"occupancy": -1}, "line 1: occupancy is -1: Input should be greater than or equal to 0"),
-        ("decisions.jsonl", {"occupancy": None}, "line 1: Value error, a decision with report_age_s has occupancy"),
+        ("decisions.jsonl", {"occupancy": None}, "line 1: Value error, a decision with report_age_s has capacity_"),
         ("decisions.jsonl", {"estimate": {}}, "line 1: lacks estimate.active_pool, estimate.mean_"),
         ("run.json", {"options": {"trace": "t"}}, "options: lacks model, chunk_tokens, time_scale"),
         ("run.json", {"trace": {"name": "t", "sha256": "a"}}, "trace: lacks calls, prompt_tokens, tasks"),
