@@ -39,9 +39,9 @@ What to do about a value: [operations](operations.md).
 
 ## Of an engine
 
-They appear in vLLM's own `/metrics`. What workers count is per rank, as the [first rank](ranks.md) sees it: ranks hold shards
-of the same tokens. Every metric is there from the start, at zero. vLLM takes metrics from an engine when it steps, so that
-an idle engine shows its last ones.
+They appear in vLLM's own `/metrics`. What workers count is per rank, as the [first rank](ranks.md) sees it: ranks hold
+shards of the same tokens. Every metric is there from the start, at zero. vLLM takes metrics from an engine when it
+steps, so that an idle engine shows its last ones.
 
 """
 _CLUSTER = """
