@@ -216,12 +216,11 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
         # MultiConnector looks statistics up by their connector's name, in the API server too.
         plugin.register()
         arguments = (vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        lmcache = None
         if parse_options(vllm_adapter.extra_config(vllm_config)).mode == "server":
-            from efficient_lmcache.connector.lmcache_server_adapter import prom_metrics
+            from efficient_lmcache.connector.server_connector import ServerConnector
 
-            lmcache = prom_metrics(*arguments)
-        return ConnectorPromMetrics(*arguments, lmcache)
+            return ServerConnector.build_prom_metrics(*arguments)
+        return ConnectorPromMetrics(*arguments)
 
 
 def _obstacle_to_admission(vllm_config: VllmConfig, lmcache: SchedulerSide) -> str | None:
