@@ -216,7 +216,7 @@ def condense(
         manifest = replace(
             reader.manifest,
             history=(*reader.manifest.history, step),
-            assumptions=(*reader.manifest.assumptions, *_assumptions(condenser, outputs_are_cut(reader.manifest))),
+            assumptions=(*reader.manifest.assumptions, *_assumptions(condenser, _outputs_are_cut(reader.manifest))),
         )
         with TraceWriter(out, manifest) as writer:
             for number, task in enumerate(reader.tasks):
@@ -314,7 +314,7 @@ def _name(condenser: Condenser) -> str:
     return next(name for name, kind in CONDENSERS.items() if isinstance(condenser, kind))
 
 
-def outputs_are_cut(manifest: Manifest) -> bool:
+def _outputs_are_cut(manifest: Manifest) -> bool:
     """Whether an earlier step cut outputs whose whole text is in the prompts behind them."""
     return any(step.get("max_output") is not None for step in manifest.history)
 
