@@ -32,6 +32,7 @@ from efficient_lmcache.replay.requests import TaskRequests
 from efficient_lmcache.replay.routing import Router
 from efficient_lmcache.replay.spelling import option
 from efficient_lmcache.replay.trace import Call, TraceReader
+from efficient_lmcache.replay.turns import Turns
 
 _HEALTH_TIMEOUT_S = 30.0
 _KEEP_ALIVE_S = 1.0  # a server closes idle connections (vLLM after 5 s), maybe just as the next call is sent on one
@@ -169,6 +170,7 @@ class Driver:
         self._on_row = on_row
         self._start_s = 0.0
         self._last_answer_s = 0.0
+        self._turns = Turns()
 
     async def run(self) -> None:
         """Replay all tasks. Cancelling it records the calls in flight as cancelled.
@@ -216,14 +218,19 @@ class Driver:
         task = self._trace.tasks[task_index]
         requests = TaskRequests(task.task_id if self._options.label_tasks else None)
         failed = False
-        for number, call in enumerate(self._trace.calls(task_index)):
+        calls = self._trace.calls(task_index)
+        for number in range(task.calls):
+            await self._turns.wait(ready_s)
+            call = next(calls)
             row = CallRow(task.task_id, number, len(call.prompt_tokens), len(call.output_tokens), "skipped")
             if failed:
                 self._on_row(row)
                 continue
-            body = requests.encode(call)
             eligible_s = ready_s + call.interval_s * self._options.time_scale
+            await self._turns.wait(eligible_s)
+            body = requests.encode(call)
             await asyncio.sleep(eligible_s - _AHEAD_S - self._now_s())
+            await self._turns.wait(eligible_s)
             with self._router.sending(task.task_id) as engine:
                 row = await self._send(replace(row, eligible_s=eligible_s, engine=engine), body, call, session)
             assert row.finished_s is not None
