@@ -29,9 +29,10 @@ class Advice(NamedTuple):
 def advise(
     *,
     flop_per_byte: float,
-    benefit_ratio: float | None = None,
+    benefit_range: tuple[float, float] | None,
     gamma_g: float,
     gamma_h: float | None,
+    host_gib: float | None,
     recommended_gib: float,
     saving: float,
     excess: float | None,
@@ -41,26 +42,39 @@ def advise(
 
     Args:
         flop_per_byte: peak FLOP per host-link byte of the GPU.
-        benefit_ratio: OBR (Eq. 2), where the model's parameters are known.
+        benefit_range: OBR (Eq. 2) at the fastest and at the slowest prefill; None where nobody knows the prefill.
         gamma_g, gamma_h: pressure on the GPU's KV cache and on the host tier; None without a host tier.
+        host_gib: the tier that is judged, per rank; None without one.
         recommended_gib: what the plan recommends, per rank.
         saving: the share of computed prefill that a host tier without limit is predicted to save.
         excess: computed prefill of the host tier over that of an unlimited one, less one; None without a host tier.
         stable_share: of all prompt tokens, those that a tier without limit would cover.
     """
     rows = [
-        _hardware(flop_per_byte, benefit_ratio),
+        _hardware(flop_per_byte, benefit_range),
         _gpu_pressure(gamma_g, saving),
-        _host_pressure(gamma_h, excess, recommended_gib),
+        _host_pressure(gamma_h, excess, host_gib, recommended_gib),
     ]
     return rows if stable_share is None else [*rows, _editing(stable_share)]
 
 
-def _hardware(flop_per_byte: float, benefit_ratio: float | None) -> Advice:
+def _hardware(flop_per_byte: float, benefit_range: tuple[float, float] | None) -> Advice:
     measure = "measure both: replay your trace with and without the tier"
-    if benefit_ratio is not None and benefit_ratio < 0:
-        slower = f"at the GPUs' peak, restoring takes {1 - benefit_ratio:.1f} times as long as computing again"
-        return Advice(f"offload benefit ratio {benefit_ratio:.2f}", slower, measure)
+    if benefit_range is not None and benefit_range[0] < 0:
+        least, most = benefit_range
+        regime = f"offload benefit ratio {least:.2f} to {most:.2f}"
+        if most < 0:
+            return Advice(
+                regime,
+                f"restoring takes {1 - most:.1f} to {1 - least:.1f} times as long as computing again",
+                "rely on GPU prefix caching: hits in a host tier cost time",
+            )
+        return Advice(
+            regime,
+            f"whether restoring pays cannot be judged: it takes {1 - most:.1f} to {1 - least:.1f} times as long as "
+            "computing again, by how fast the engine prefills",
+            f"give --prefill-tokens-per-s as you measure it, or {measure}",
+        )
     regime = f"{flop_per_byte:,.0f} FLOP per host-link byte"
     if flop_per_byte <= LOW_FLOP_PER_BYTE:
         return Advice(
@@ -92,24 +106,33 @@ def _gpu_pressure(gamma_g: float, saving: float) -> Advice:
     return Advice(regime, f"{fits}, yet prompts come back after it has forgotten them", predicted)
 
 
-def _host_pressure(gamma_h: float | None, excess: float | None, recommended_gib: float) -> Advice:
+def _host_pressure(
+    gamma_h: float | None, excess: float | None, host_gib: float | None, recommended_gib: float
+) -> Advice:
     larger = f"{recommended_gib:g} GiB per rank"
-    if gamma_h is None or excess is None:
-        return Advice("no host tier given", "nothing to weigh", f"plan for {larger}")
+    if gamma_h is None or excess is None or host_gib is None:
+        return Advice(
+            "no host tier given", "nothing to weigh", f"plan for {larger}" if recommended_gib else "plan without one"
+        )
     regime = f"γ_H = {gamma_h:.2f}"
     left = f"it leaves {1 + excess:.2g} times as much to compute as an unlimited one"
-    if gamma_h > 1:
+    if not recommended_gib:
+        return Advice(regime, left, "leave the host tier out: nothing is recommended")
+    if gamma_h > 1 and (excess > WORTHWHILE or host_gib < recommended_gib):
+        conditioned = "conditioned admission (it declines writes that would be evicted unread)"
         return Advice(
             regime,
             f"the host tier is smaller than the pool's working set: {left}",
-            f"conditioned admission (it declines writes that would be evicted unread), or a larger tier: {larger}",
+            f"{conditioned}, or a larger tier: {larger}" if host_gib < recommended_gib else conditioned,
         )
     if excess > WORTHWHILE:
         return Advice(
             regime,
             f"the host tier holds the working set of one round, but {left}",
-            f"admit every write; consider {larger}",
+            f"admit every write; consider {larger}" if host_gib < recommended_gib else "admit every write",
         )
+    if gamma_h > 1:
+        return Advice(regime, f"smaller than the pool's working set, yet {left}", "admit every write: admission none")
     return Advice(
         regime, "the host tier holds what the pool reuses", "admit every write: conditioned admission never engages"
     )

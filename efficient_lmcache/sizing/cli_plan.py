@@ -25,7 +25,7 @@ _VLLM_SLOTS = 256
 def plan(
     model: Annotated[Path, typer.Option(help="A Hugging Face config.json, or the directory it is in.")],
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks: GPUs of the node that serve the model.")],
-    gpu: Annotated[str, typer.Option(help="H20, H800, RTX3090, H100, H200, or one of --hardware.")],
+    gpu: Annotated[str, typer.Option(help="H20, H800, RTX3090, H100, H200, RTXPRO6000, or one of --hardware.")],
     trace: Annotated[
         Path | None, typer.Option(help="A recording: a trace, Weka sessions, Mooncake requests, trajectories, …")
     ] = None,

@@ -175,7 +175,17 @@ def _deployment(
         gpu_kv_tokens=gpu_kv_tokens,
         time_scale=options.time_scale,
     )
-    return Deployment(hardware, options.ranks, bytes_per_token, activated, gpu_kv_tokens, pool, host_gib, options.ttl_s)
+    return Deployment(
+        hardware,
+        options.ranks,
+        bytes_per_token,
+        activated,
+        gpu_kv_tokens,
+        pool,
+        host_gib,
+        options.ttl_s,
+        prefill_measured=options.prefill_tokens_per_s is not None,
+    )
 
 
 def _live_notes(live: LivePool | None, bytes_per_token: int) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from efficient_lmcache.core.offload_benefit import OffloadCost
 from efficient_lmcache.core.reuse import stable_tokens
 from efficient_lmcache.core.workingset import gamma_g, gamma_h, reuse_working_set_bytes
 from efficient_lmcache.sizing.advice import Advice, advise
@@ -24,6 +25,9 @@ _REFINEMENTS = 10
 _FLAT = 0.02  # of the computed prefill without a tier: smaller steps of the curve are not refined
 _RESOLUTION = 1.03  # between the recommendation and the largest capacity known to be too small
 _TRANSITION_SHARES = (0.1, 0.9)
+# Without a recording, contexts may be far more unequal than assumed: at gamma_G = 0.77 (A = 8, Table 3) the paper's
+# pool computed 41.5 M tokens without a tier where assumed agents compute 2.5 M. Below this, twice as much context fits.
+_SURELY_FITS_GAMMA_G = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class Deployment:
         pool: the agents and the engine's rates.
         host_gib: tiers per rank that are considered; the first one's gamma_H is the plan's.
         ttl_s: retention window of the host tier; None for none.
+        prefill_measured: the pool's prefill rates are the user's, not derived or assumed.
     """
 
     hardware: Hardware
@@ -48,6 +53,7 @@ class Deployment:
     pool: PoolModel
     host_gib: tuple[float, ...] = ()
     ttl_s: float | None = None
+    prefill_measured: bool = False
 
     @property
     def benefit_ratio(self) -> float | None:
@@ -56,6 +62,20 @@ class Deployment:
             return None
         cost = self.hardware.offload_cost(self.bytes_per_token, self.activated_parameters, self.ranks)
         return cost.benefit_ratio()
+
+    @property
+    def benefit_range(self) -> tuple[float, float] | None:
+        """OBR of long prefixes at the fastest and at the slowest prefill; None where nobody knows either.
+
+        The fastest is the user's, or else the GPUs' peak.
+        """
+        slow, fast = (
+            OffloadCost(self.bytes_per_token, 1 / rate, self.hardware.restore_bytes_per_s).benefit_ratio()
+            for rate in self.pool.prefill_tokens_per_s
+        )
+        if self.prefill_measured:
+            return fast, slow
+        return None if self.benefit_ratio is None else (self.benefit_ratio, slow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +86,7 @@ class Plan:
         mean_prompt_tokens: N.
         working_set_bytes: Eq. 5, per rank.
         gamma_h: of the first tier given; None without one.
-        benefit_ratio: OBR; None where activated parameters are unknown.
+        benefit_ratio: OBR at the GPUs' peak; None where activated parameters are unknown.
         stable_share: of all prompt tokens, those that a tier without limit would cover.
         curve: by rising capacity, from no tier to one that holds everything.
         transition_gib: per rank, where 10 % and 90 % of what a tier can save are saved; None if it saves nothing.
@@ -102,6 +122,7 @@ class Plan:
             "gamma_g": self.gamma_g,
             "gamma_h": self.gamma_h,
             "obr": self.benefit_ratio,
+            "obr_range": deployment.benefit_range,
             "flop_per_host_link_byte": deployment.hardware.flop_per_byte,
             "activated_parameters": deployment.activated_parameters,
             "stable_share": self.stable_share,
@@ -148,16 +169,9 @@ def make_plan(
     working_set = reuse_working_set_bytes(pool.active_pool, mean, deployment.bytes_per_token)
     curve = _Curve(workload, deployment, progress)
     curve.sample(working_set / GIB)
-    needed_gib = curve.smallest_gib_that_suffices()
-    rule = (
-        f"the smallest tier that leaves at most {TOLERANCE:.0%} more computed prefill than an unlimited one, at the "
-        "pessimistic end of the prediction, rounded up"
-    )
-    if not recorded:
-        needed_gib = max(needed_gib, working_set / GIB)
-        rule += "; without a recording never below the working set (Eq. 5)"
-    recommended = _rounded_up(needed_gib)
     pressure_g = gamma_g(pool.active_pool, mean, deployment.gpu_kv_tokens)
+    needed_gib, rule = _needed(deployment, curve, None if recorded else working_set / GIB, pressure_g)
+    recommended = _rounded_up(needed_gib)
     pressure_h = gamma_h(working_set, deployment.host_gib[0] * GIB) if deployment.host_gib else None
     stable = float(stable_tokens(workload.chunks).sum() / workload.chunks.prompt_tokens.sum())
     return Plan(
@@ -176,9 +190,10 @@ def make_plan(
         advice=tuple(
             advise(
                 flop_per_byte=hardware.flop_per_byte,
-                benefit_ratio=deployment.benefit_ratio,
+                benefit_range=deployment.benefit_range,
                 gamma_g=pressure_g,
                 gamma_h=pressure_h,
+                host_gib=deployment.host_gib[0] if deployment.host_gib else None,
                 recommended_gib=recommended,
                 saving=curve.saving(),
                 excess=curve.excess(deployment.host_gib[0]) if deployment.host_gib else None,
@@ -187,6 +202,42 @@ def make_plan(
         ),
         notes=(*workload.notes, *_assumptions(workload, deployment)),
     )
+
+
+def _needed(
+    deployment: Deployment, curve: _Curve, working_set_gib: float | None, pressure_g: float
+) -> tuple[float, str]:
+    """GiB per rank, and the rule that they follow from.
+
+    Args:
+        working_set_gib: per rank; None where the workload is a recording.
+    """
+    benefit = deployment.benefit_range
+    if benefit is not None and benefit[1] < 0:
+        return (
+            0.0,
+            "no host tier: restoring takes longer than computing again, at both ends of the prefill rate (Eq. 2)",
+        )
+    rule = (
+        f"the smallest tier that leaves at most {TOLERANCE:.0%} more computed prefill than an unlimited one, at the "
+        "pessimistic end of the prediction, rounded up"
+    )
+    needed_gib = curve.smallest_gib_that_suffices()
+    if working_set_gib is not None and (needed_gib or pressure_g > _SURELY_FITS_GAMMA_G):
+        needed_gib = max(needed_gib, working_set_gib)
+        rule += "; without a recording never below the working set (Eq. 5)"
+        if curve.transition_gib() is None:
+            rule += (
+                ", although these agents would save nothing with it: real contexts are more unequal, and at this γ_G "
+                "only a recording can tell"
+            )
+    if not needed_gib:
+        return 0.0, rule
+    if benefit is None:
+        rule += "; whether restoring pays cannot be judged: give --activated-params or --prefill-tokens-per-s"
+    elif benefit[0] < 0:
+        rule += "; only where restoring pays, which cannot be judged from this model and GPU alone (Eq. 2)"
+    return needed_gib, rule
 
 
 class _Curve:
@@ -305,6 +356,6 @@ def _assumptions(workload: Workload, deployment: Deployment) -> list[str]:
         "output token; ranges span both ends",
         "preemptions are not modelled: they add computed prefill where the GPU's KV cache is overcommitted",
     ]
-    if deployment.benefit_ratio is not None and not deployment.hardware.restore_measured:
+    if deployment.benefit_range is not None and not deployment.hardware.restore_measured:
         notes.append("OBR takes the host link at its peak: nobody measured restores on this GPU; real ones are slower")
     return notes

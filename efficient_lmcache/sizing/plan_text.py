@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from efficient_lmcache.sizing.plan import Plan
+from efficient_lmcache.sizing.plan import Deployment, Plan
 from efficient_lmcache.sizing.prediction import GIB, Prediction, Span
 
 _STEP = 0.03  # of the largest computed prefill: rows of the curve that differ by less are left out
@@ -28,14 +28,13 @@ def _summary(plan: Plan) -> Table:
     deployment = plan.deployment
     working_set_gib = plan.working_set_bytes / GIB
     table = Table(show_header=False, box=None)
-    benefit = "unknown: give --activated-params" if plan.benefit_ratio is None else f"{plan.benefit_ratio:.2f}"
     rows = {
         "workload": f"{plan.workload}: A = {deployment.pool.active_pool}, N = {plan.mean_prompt_tokens:,.0f} tokens",
         "KV per token and rank": f"{deployment.bytes_per_token / 1024:g} KiB",
         "working set per rank": f"{working_set_gib:.3g} GiB (Eq. 5)",
         "γ_G": f"{plan.gamma_g:.2f} of {deployment.gpu_kv_tokens:,} GPU KV tokens",
         "γ_H": "no tier given" if plan.gamma_h is None else f"{plan.gamma_h:.2f} of {deployment.host_gib[0]:g} GiB",
-        "offload benefit ratio": f"{benefit} ({deployment.hardware.name}, {deployment.hardware.source})",
+        "offload benefit ratio": f"{_benefit(deployment)} ({deployment.hardware.name}, {deployment.hardware.source})",
         "transition": _transition(plan),
         "recommended": f"{plan.recommended_gib:g} GiB per rank, "
         f"{plan.recommended_gib * deployment.ranks:g} GiB per node of {deployment.ranks}",
@@ -43,6 +42,13 @@ def _summary(plan: Plan) -> Table:
     for name, text in rows.items():
         table.add_row(Text(name, style="bold"), Text(text))
     return table
+
+
+def _benefit(deployment: Deployment) -> str:
+    if deployment.benefit_range is None:
+        return "unknown: give --activated-params or --prefill-tokens-per-s"
+    least, most = deployment.benefit_range
+    return f"{least:.2f} to {most:.2f}"
 
 
 def _transition(plan: Plan) -> str:

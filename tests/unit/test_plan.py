@@ -163,6 +163,42 @@ def test_without_a_recording_the_working_set_is_the_least_that_is_recommended():
     assert recorded.transition_gib is None
 
 
+def test_without_a_recording_no_tier_is_recommended_where_twice_the_context_would_fit_the_gpu():
+    agents = synthetic_workload(2_000, 4, 256)
+    pool = replace(POOL, active_pool=4)
+    (roomy, tight) = (
+        make_plan(agents, deployment(pool=pool, gpu_kv_tokens=tokens), recorded=False, mean_prompt_tokens=2_000)
+        for tokens in (64_000, 14_000)
+    )
+    assert roomy.recommended_gib == 0
+    assert tight.transition_gib is None
+    assert tight.recommended_gib >= tight.working_set_bytes / GIB
+    assert "only a recording can tell" in tight.rule
+
+
+def test_no_tier_is_recommended_where_restoring_takes_longer_than_computing():
+    """By the engine's own prefill; derived from the GPU's peak alone it cannot be judged, and the rule says so."""
+    agents = synthetic_workload(2_000, 8, 256)
+    fields = {"gpu_kv_tokens": 4_000, "bytes_per_token": 112 * 1024, "activated_parameters": 0.6e9, "ranks": 1}
+    hardware = load_hardware("H100")
+    pool = replace(POOL, active_pool=8, prefill_tokens_per_s=(6e5, 9e5))
+    measured = deployment(**fields, hardware=hardware, pool=pool, prefill_measured=True)
+    for recorded in (True, False):
+        planned = make_plan(agents, measured, recorded=recorded)
+        assert planned.transition_gib is not None
+        assert planned.recommended_gib == 0
+        assert "restoring takes longer than computing again" in planned.rule
+    assert measured.benefit_range == pytest.approx((-0.613, -0.075), abs=0.001)
+
+    derived = deployment(**fields, hardware=hardware, pool=replace(POOL, active_pool=8))
+    assert derived.benefit_range[0] < 0 < derived.benefit_range[1]
+    assert "cannot be judged from this model and GPU alone" in make_plan(agents, derived, recorded=False).rule
+
+    unknown = deployment(**{**fields, "activated_parameters": None}, hardware=hardware, pool=derived.pool)
+    assert unknown.benefit_range is None
+    assert "give --activated-params or --prefill-tokens-per-s" in make_plan(agents, unknown).rule
+
+
 def test_the_tier_asked_for_is_on_the_curve(plan):
     rows = plan.to_json()["curve"]
     assert [row["host_gib"] for row in rows] == sorted(row["host_gib"] for row in rows)
@@ -220,7 +256,16 @@ def test_a_workload_keeps_outputs_in_the_gpus_blocks_only():
         Workload.of(blocks, 6)
 
 
-ADVICE = {"flop_per_byte": 2312.0, "gamma_g": 1.5, "gamma_h": 2.3, "recommended_gib": 18.0, "saving": 0.9, "excess": 15}
+ADVICE = {
+    "flop_per_byte": 2312.0,
+    "benefit_range": (0.84, 0.98),
+    "gamma_g": 1.5,
+    "gamma_h": 2.3,
+    "host_gib": 5.0,
+    "recommended_gib": 18.0,
+    "saving": 0.9,
+    "excess": 15,
+}
 
 
 @pytest.mark.parametrize(
@@ -229,15 +274,20 @@ ADVICE = {"flop_per_byte": 2312.0, "gamma_g": 1.5, "gamma_h": 2.3, "recommended_
         ({}, 0, "offload"),
         ({"flop_per_byte": 15_461.0}, 0, "favour GPU prefix caching"),
         ({"flop_per_byte": 5_000.0}, 0, "measure both"),
-        ({"benefit_ratio": 0.45}, 0, "offload took"),
-        ({"benefit_ratio": -1.2}, 0, r"restoring takes 2\.2 times as long as computing again measure both"),
+        ({"benefit_range": None}, 0, "offload took"),
+        ({"benefit_range": (-1.2, -0.1)}, 0, r"takes 1\.1 to 2\.2 times as long .* rely on GPU prefix caching"),
+        ({"benefit_range": (-1.2, 0.9)}, 0, "cannot be judged: .* give --prefill-tokens-per-s"),
         ({}, 1, "exceeds the GPU's KV cache"),
         ({"gamma_g": 0.5, "saving": 0.02}, 1, "GPU prefix caching is enough"),
         ({"gamma_g": 0.5}, 1, "yet prompts come back"),
         ({}, 2, "conditioned admission .* or a larger tier: 18 GiB per rank"),
         ({"gamma_h": 0.5, "excess": 0.0}, 2, "admit every write"),
         ({"gamma_h": 0.5, "excess": 0.4}, 2, "consider 18 GiB per rank"),
-        ({"gamma_h": None, "excess": None}, 2, "plan for 18 GiB per rank"),
+        ({"gamma_h": None, "excess": None, "host_gib": None}, 2, "plan for 18 GiB per rank"),
+        ({"gamma_h": None, "excess": None, "host_gib": None, "recommended_gib": 0.0}, 2, "plan without one"),
+        ({"recommended_gib": 0.0}, 2, "leave the host tier out"),
+        ({"gamma_h": 1.1, "excess": 0.01, "host_gib": 20.0}, 2, "smaller than .* yet .* admit every write"),
+        ({"gamma_h": 1.1, "excess": 0.2, "host_gib": 20.0}, 2, r"conditioned admission \([^)]*\)$"),
         ({"stable_share": 0.98}, 3, "keep it so"),
         ({"stable_share": 0.5}, 3, "trace lint"),
     ],
