@@ -27,7 +27,8 @@ def rows(schema: dict[str, Any], defaults: Any, name: str = "") -> Iterator[str]
             yield from rows(value, default, f"{path}.")
         elif path != "global":
             shown = "" if default is None else f"`{json.dumps(default)}`"
-            if key in required and default in (None, ""):
+            # An empty text is a value, unless it is too short.
+            if key in required and (default is None or (default == "" and "minLength" in value)):
                 shown = "**required**"
             yield f"| `{path}` | {shown} | {_allowed(value)} | {value['description']} |"
 

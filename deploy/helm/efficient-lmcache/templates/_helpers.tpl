@@ -1,6 +1,14 @@
+{{/* A name of at most so many characters. What is cut off is told apart by its hash, as two releases' names may begin alike. */}}
+{{- define "efficient-lmcache.shortened" -}}
+{{- if gt (len .name) .most }}{{ printf "%s-%s" (.name | trunc (int (sub .most 9)) | trimSuffix "-") (sha256sum .name | trunc 8) }}
+{{- else }}{{ .name }}{{ end }}
+{{- end }}
+
+{{/* Of objects; a release's name may hold dots, a Service's may not. */}}
 {{- define "efficient-lmcache.fullname" -}}
-{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}
-{{- else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" }}{{ end }}
+{{- $release := .Release.Name | replace "." "-" }}
+{{- $name := ternary $release (printf "%s-%s" $release .Chart.Name) (contains .Chart.Name $release) }}
+{{- include "efficient-lmcache.shortened" (dict "name" $name "most" 50) }}
 {{- end }}
 
 {{- define "efficient-lmcache.selector" -}}
@@ -23,6 +31,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end }}
 {{- end }}
 
+{{/* Where engines and exporter listen. */}}
+{{- define "efficient-lmcache.address" -}}
+{{- ternary "::" "0.0.0.0" .Values.ipv6 }}
+{{- end }}
+
 {{- define "efficient-lmcache.pullSecrets" -}}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
@@ -34,7 +47,9 @@ imagePullSecrets:
 
 {{- define "efficient-lmcache.podSecurityContext" -}}
 runAsNonRoot: true
+{{- with . }}
 {{ toYaml . }}
+{{- end }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault
@@ -54,7 +69,7 @@ capabilities:
 {{ $field }}: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
-{{- with .Values.affinity.nodeAffinity }}
+{{- with (.Values.affinity | default dict).nodeAffinity }}
 affinity:
   nodeAffinity: {{- toYaml . | nindent 4 }}
 {{- end }}
@@ -128,7 +143,8 @@ affinity:
 {{/* Engines that share a tier are a pool: with a server per node, those of a node. */}}
 {{- define "efficient-lmcache.telemetryDeployment" -}}
 {{- $node := ternary ".$(HOST_IP)" "" (eq (include "efficient-lmcache.server" .) "daemonset") }}
-{{- $name := printf "%s.%s" .Release.Namespace (include "efficient-lmcache.fullname" .) | trunc (ternary 48 64 (ne $node "")) }}
+{{- $name := printf "%s.%s" .Release.Namespace (include "efficient-lmcache.fullname" .) }}
+{{- $name = include "efficient-lmcache.shortened" (dict "name" $name "most" (ternary 48 64 (ne $node ""))) }}
 {{- .Values.telemetry.deployment | default $name }}{{ $node }}
 {{- end }}
 
