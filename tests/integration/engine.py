@@ -10,12 +10,15 @@ CHUNK_TOKENS = 256
 VOCABULARY = 4096
 
 
-def configure_environment(host_mib: float, remote_url: str | None = None) -> None:
+def configure_environment(host_mib: float, remote_url: str | None = None, ranks: int = 1) -> None:
     """Set what vLLM and LMCache read from the environment; call before importing either."""
+    cpus = [str(cpu) for cpu in sorted(os.sched_getaffinity(0))]
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_CPU_KVCACHE_SPACE="1",
-        VLLM_CPU_OMP_THREADS_BIND=f"0-{(os.cpu_count() or 1) - 1}",
+        VLLM_CPU_OMP_THREADS_BIND=(
+            ",".join(cpus) if ranks == 1 else "|".join(cpus[rank % len(cpus)] for rank in range(ranks))
+        ),
         LMCACHE_LOG_LEVEL="WARNING",
         LMCACHE_CHUNK_SIZE=str(CHUNK_TOKENS),
         LMCACHE_LOCAL_CPU="True",
@@ -43,12 +46,14 @@ class Engine:
         transfer_config: dict[str, Any] | None = None,
         compile_model: bool = False,
         llm_options: dict[str, Any] | None = None,
+        ranks: int = 1,
     ) -> None:
-        configure_environment(host_mib, remote_url)
+        configure_environment(host_mib, remote_url, ranks)
         from vllm import LLM
 
         self.llm = LLM(
             model,
+            tensor_parallel_size=ranks,
             skip_tokenizer_init=True,
             block_size=128,
             num_gpu_blocks_override=gpu_blocks,
@@ -64,11 +69,15 @@ class Engine:
                 **(transfer_config or {}),
             },
         )
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
-
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
         self.scheduler_connector = self.scheduler.connector
+        self._find_worker()
+
+    def _find_worker(self) -> None:
+        """Not where each worker, or LMCache, is in a process of its own."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
         self.worker_connector = get_kv_transfer_group()
         self.lmcache = self.worker_connector._lmcache_engine.lmcache_engine
         self.tier = self.lmcache.storage_manager.local_cpu_backend

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine import CHUNK_TOKENS, Engine, configure_environment, random_prompts
+from engine import CHUNK_TOKENS, Engine, random_prompts
 
 RANKS = 2
 
@@ -18,32 +18,20 @@ RANKS = 2
 class RanksEngine(Engine):
     """vLLM's scheduler with its connector in this process, and every rank in one of its own."""
 
-    def __init__(self, model: str, host_mib: float, **options: Any) -> None:
-        configure_environment(host_mib)
-        cpus = sorted(os.sched_getaffinity(0))
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(cpus[rank % len(cpus)]) for rank in range(RANKS))
-        from vllm import LLM
-
-        self.llm = LLM(
+    def __init__(self, model: str, **options: Any) -> None:
+        super().__init__(
             model,
-            tensor_parallel_size=RANKS,
-            skip_tokenizer_init=True,
-            block_size=128,
-            num_gpu_blocks_override=40,
-            max_model_len=2048,
+            host_mib=4,
+            options=options,
+            gpu_blocks=40,
             max_num_seqs=12,
-            disable_log_stats=False,
-            enforce_eager=True,
-            kv_transfer_config={
-                "kv_connector": "EfficientLMCacheConnector",
-                "kv_role": "kv_both",
-                "kv_load_failure_policy": "recompute",
-                "kv_connector_extra_config": {f"efficient.{name}": value for name, value in options.items()},
-            },
+            max_model_len=2048,
+            transfer_config={"kv_load_failure_policy": "recompute"},
+            ranks=RANKS,
         )
-        self.core = self.llm.llm_engine.engine_core.engine_core
-        self.scheduler = self.core.scheduler
-        self.scheduler_connector = self.scheduler.connector
+
+    def _find_worker(self) -> None:
+        pass
 
     def refills_are_declined(self, declined: bool) -> None:
         policy = self.scheduler_connector._admission._policy
@@ -93,7 +81,7 @@ def _shared_memory_of_vllm(worker: Any) -> str:
 
 def two_ranks(model: str) -> dict[str, Any]:
     """Restored on both, lost on one, declined, preempted and evicted on both; then the engine ends."""
-    engine = RanksEngine(model, host_mib=4, admission="fixed", write_threshold_chunks=1000, report_interval_s=0.2)
+    engine = RanksEngine(model, admission="fixed", write_threshold_chunks=1000, report_interval_s=0.2)
     prompts = random_prompts(4, 4 * CHUNK_TOKENS + 30)
 
     def answers() -> list[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine import CHUNK_TOKENS, Engine, configure_environment, metric, random_prompts
+from engine import CHUNK_TOKENS, Engine, metric, random_prompts
 from lmcache_server_process import clear, tier
 
 
@@ -24,21 +24,12 @@ class ServerEngine(Engine):
         max_num_seqs: int = 8,
         **options: Any,
     ) -> None:
-        configure_environment(host_mib=16)
-        from vllm import LLM
-
-        self.llm = LLM(
+        super().__init__(
             model,
-            skip_tokenizer_init=True,
-            block_size=128,
-            num_gpu_blocks_override=gpu_blocks,
-            max_model_len=max_model_len,
+            gpu_blocks=gpu_blocks,
             max_num_seqs=max_num_seqs,
-            disable_log_stats=False,
-            enforce_eager=True,
-            kv_transfer_config={
-                "kv_connector": "EfficientLMCacheConnector",
-                "kv_role": "kv_both",
+            max_model_len=max_model_len,
+            transfer_config={
                 # By default vLLM fails a request whose restore does not end, and itself when it ends after all.
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": {
@@ -48,13 +39,13 @@ class ServerEngine(Engine):
                 },
             },
         )
-        self.core = self.llm.llm_engine.engine_core.engine_core
-        self.scheduler = self.core.scheduler
-        self.scheduler_connector = self.scheduler.connector
         self.http_url = transfer_options["efficient.server.http_url"]
 
+    def _find_worker(self) -> None:
+        pass
+
     @property
-    def tier(self) -> dict[str, int]:  # type: ignore[override]
+    def tier(self) -> dict[str, int]:
         return tier(self.http_url)
 
     def forget_gpu(self) -> None:
