@@ -12,8 +12,6 @@ from efficient_lmcache.replay.importers.tasks import UniqueNames
 from efficient_lmcache.replay.tokenizers import ALLOWED, Tokenizer, load_tokenizer
 from efficient_lmcache.sizing.lint import Report, lint_calls
 from efficient_lmcache.sizing.lint_break import Call
-from efficient_lmcache.sizing.readers.lookup_log import LookupLog
-from efficient_lmcache.sizing.readers.mooncake import MooncakeRequests
 from efficient_lmcache.sizing.readers.tokens import TokenRecording
 from efficient_lmcache.sizing.readers.trace_v1 import TraceV1
 from efficient_lmcache.sizing.readers.trajectories import TextRecording
@@ -85,11 +83,13 @@ def _lint_blocks(stream: ReferenceStream) -> Report:
                 )
 
     unit = stream.chunk_tokens
-    if isinstance(stream, (MooncakeRequests, LookupLog)):
-        report = lint_calls(stream.name, calls(), unit, lambda: (*_notes(stream), *_skipped_note(stream.skipped)))
-        return replace(report, lanes_are_guessed=True)
-    notes = (_BLOCKS_NOTE.format(unit=unit), *_notes(stream))
-    return lint_calls(stream.name, calls(), unit, lambda: (*notes, *_skipped_note(stream.skipped)))
+
+    def notes() -> tuple[str, ...]:
+        blocks = () if stream.lanes_are_guessed else (_BLOCKS_NOTE.format(unit=unit),)
+        return (*blocks, *_notes(stream), *_skipped_note(stream.skipped))
+
+    report = lint_calls(stream.name, calls(), unit, notes)
+    return replace(report, lanes_are_guessed=stream.lanes_are_guessed)
 
 
 def _notes(stream: ReferenceStream) -> tuple[str, ...]:

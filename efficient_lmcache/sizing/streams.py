@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from efficient_lmcache.core.references import References
 from efficient_lmcache.replay.frames import MAGIC
-from efficient_lmcache.replay.importers import records
+from efficient_lmcache.replay.importers import bailian_files, mooncake_files, records
+from efficient_lmcache.replay.importers.block_requests import block_tokens
 from efficient_lmcache.replay.importers.formats import (
     directory_format,
     first_object,
@@ -20,11 +22,10 @@ from efficient_lmcache.replay.importers.formats import (
     unknown_record,
 )
 from efficient_lmcache.replay.importers.records import Progress, RecordError, RecordingError
-from efficient_lmcache.replay.importers.weka_files import block_tokens as weka_block_tokens
+from efficient_lmcache.replay.importers.weka_files import blocks_of as weka_blocks_of
+from efficient_lmcache.sizing.readers.block_requests import BailianRequests, MooncakeRequests
 from efficient_lmcache.sizing.readers.lookup_log import FILES as LOG_FILES
 from efficient_lmcache.sizing.readers.lookup_log import LookupLog, log_files
-from efficient_lmcache.sizing.readers.mooncake import BLOCK_TOKENS as MOONCAKE_BLOCK_TOKENS
-from efficient_lmcache.sizing.readers.mooncake import MooncakeRequests
 from efficient_lmcache.sizing.readers.openhands import OpenHandsCompletions, OpenHandsHistories
 from efficient_lmcache.sizing.readers.recording import SharedTokens
 from efficient_lmcache.sizing.readers.trace_v1 import TraceV1
@@ -35,8 +36,8 @@ __all__ = ["ALLOWED", "TOKEN_CHUNK_TOKENS", "RecordError", "RecordingError", "Re
 
 TOKEN_CHUNK_TOKENS = 256  # LMCache's default chunk_size
 ALLOWED = (
-    "allowed are a trace, agentic Weka sessions, Mooncake requests, LMCache lookup-hash logs, trajectories of "
-    "mini-swe-agent or SWE-agent, and OpenHands' output.jsonl or llm_completions"
+    "allowed are a trace, agentic Weka sessions, Mooncake or Qwen-Bailian requests, LMCache lookup-hash logs, "
+    "trajectories of mini-swe-agent or SWE-agent, and OpenHands' output.jsonl or llm_completions"
 )
 
 
@@ -50,6 +51,7 @@ class ReferenceStream(Protocol):
         lanes: lane names by number; complete after an iteration.
         skipped: bad records that the iteration left out.
         has_shared_chunks: chunks of several sessions have one number; otherwise such sharing is not recorded.
+        lanes_are_guessed: after an iteration: some lanes are a guess, as nothing in the recording tells them.
         shared: the tokens every call shares with the one before in its lane, where the recording has tokens, complete
             after an iteration; None where it has blocks.
     """
@@ -60,6 +62,7 @@ class ReferenceStream(Protocol):
     lanes: list[str]
     skipped: int
     has_shared_chunks: bool
+    lanes_are_guessed: bool
     shared: SharedTokens | None
 
     def __iter__(self) -> Iterator[References]:
@@ -132,9 +135,11 @@ def _file_kind(path: Path, skip_bad: bool) -> _Kind:
         return _Kind(LookupLog, records.integer(first, "chunk_size", where, least=1))
     name = record_format(first)
     if name == "mooncake":
-        return _Kind(MooncakeRequests, MOONCAKE_BLOCK_TOKENS)
+        return _Kind(MooncakeRequests, block_tokens(path, mooncake_files.BLOCK_TOKENS))
+    if name == "qwen-bailian":
+        return _Kind(BailianRequests, block_tokens(path, bailian_files.BLOCK_TOKENS))
     if name == "weka":
-        return _Kind(WekaSessions, weka_block_tokens(first, where))
+        return _weka_kind(first, where)
     if name in _TEXT_READERS:
         return _Kind(_TEXT_READERS[name])
     raise unknown_record(first, where, ALLOWED)
@@ -146,10 +151,15 @@ def _directory_kind(path: Path) -> _Kind:
         return _Kind(LookupLog, records.integer(first, "chunk_size", where, least=1))
     name = directory_format(path)
     if name == "weka" and (session := first_session(path)) is not None:
-        return _Kind(WekaSessions, weka_block_tokens(*session))
+        return _weka_kind(*session)
     if name is not None:
         return _Kind(_TEXT_READERS[name])
     raise no_recording(path, ALLOWED)
+
+
+def _weka_kind(first: dict[str, Any], where: str) -> _Kind:
+    blocks = weka_blocks_of(first, where)
+    return _Kind(partial(WekaSessions, are_global=blocks.are_global), blocks.tokens)
 
 
 def _first_object(path: Path, skip_bad: bool) -> tuple[dict[str, Any], str]:

@@ -21,7 +21,7 @@ from efficient_lmcache.replay.importers.importing import import_recording
 from efficient_lmcache.replay.importers.openhands import completions_tasks, history_tasks
 from efficient_lmcache.replay.trace import TraceReader
 
-NAMES = {"swe-agent-0.7": "swe-agent"}
+NAMES = {"swe-agent-0.7": "swe-agent", "mooncake-sessions": "mooncake"}
 
 
 def source_of(name: str) -> Path:
@@ -58,6 +58,10 @@ def test_directories_are_told_from_what_they_hold(tmp_path: Path) -> None:
         (
             '{"x": 1, "y": 2}\n',
             "line 1: of an unknown format, with the fields x, y; --format may be mini-swe",
+        ),
+        (
+            '{"session_id": "a", "messages": [{"role": "user", "content": "Hi"}], "output_length": 5}',
+            "line 1: of an unknown format, with the fields session_id, messages, output_length; --format may be",
         ),
         ("", "has no record to tell its format; --format may be"),
         ("hello\n", "line 1: not JSON: Expecting value"),

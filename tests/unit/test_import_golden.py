@@ -17,13 +17,15 @@ from efficient_lmcache.replay.cli_trace import app
 
 GOLDEN = Path(__file__).parent / "golden"
 TEXT = ("mini-swe-agent", "swe-agent", "swe-agent-0.7", "openhands-completions", "openhands-history")
-BLOCKS = ("weka", "mooncake")
+BLOCKS = ("weka", "mooncake", "mooncake-sessions", "qwen-bailian")
 FILES = {
     "mini-swe-agent": "runs.jsonl",
     "swe-agent": "repo__bug-1.traj",
     "openhands-history": "output.jsonl",
     "weka": "sessions.jsonl",
     "mooncake": "requests.jsonl",
+    "mooncake-sessions": "sessions.jsonl",
+    "qwen-bailian": "qwen_traceA_blksz_16.jsonl",
 }
 
 

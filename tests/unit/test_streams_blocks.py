@@ -172,7 +172,8 @@ LOOKUP = lookup(1, 9, ["0xa", "0xb"])
         (WEKA, {**session("b", []), "requests": {}}, "line 2: requests must be a list of objects, not {}"),
         (WEKA, session("", []), "line 2: id must be a non-empty text, not ''"),
         (WEKA, session("b", [], block_size=8), "line 2: block_size is 8; it must be 4"),
-        (WEKA, session("b", [], hash_id_scope="global"), "line 2: hash_id_scope is 'global'; allowed is 'local'"),
+        (WEKA, session("b", [], hash_id_scope="global"), "line 2: hash_id_scope is 'global'; it must be 'local'"),
+        (WEKA, session("b", [], hash_id_scope=1), "line 2: hash_id_scope is 1; allowed are 'local', 'global'"),
         (WEKA, session("b", [asked(-1, 4, [1])]), r"line 2: requests\[0\]: t must be a finite number >= 0, not -1"),
         (WEKA, session("b", [asked(0, 0, [])]), r"requests\[0\]: in must be an integer >= 1, not 0"),
         (
@@ -185,7 +186,7 @@ LOOKUP = lookup(1, 9, ["0xa", "0xb"])
         (WEKA, session("b", [asked(0, 9, [1, 2**70])]), r"requests\[0\]: hash_ids must hold integers from 0"),
         (WEKA, session("b", [asked(0, 9, [1, [2]])]), r"requests\[0\]: hash_ids must hold integers from 0"),
         (WEKA, session("b", [asked(0, 9, [1, 2], api_time="x")]), r"requests\[0\]: api_time must be a finite number"),
-        (MOONCAKE, mooncake(0, 600, [0, 1, 2]), "line 2: hash_ids has 3 entries"),
+        (MOONCAKE, mooncake(0, 600, [0] * 500), "line 2: hash_ids has 500 entries"),
         (MOONCAKE, {**MOONCAKE, "output_length": None}, "line 2: output_length must be an integer >= 0, not None"),
         (MOONCAKE, {**MOONCAKE, "timestamp": float("inf")}, "line 2: timestamp must be a finite number >= 0, not inf"),
         (LOOKUP, lookup(2, 7, ["0xa", "0xb"]), "line 2: chunk_hashes has 2 entries; 7 tokens have at most 1"),

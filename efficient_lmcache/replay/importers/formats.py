@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from efficient_lmcache.replay.importers import mini_swe_agent, mooncake, openhands, records, swe_agent, weka
+from efficient_lmcache.replay.importers import bailian, mini_swe_agent, mooncake, openhands, records, swe_agent, weka
 from efficient_lmcache.replay.importers.openhands_files import completion_folders
 from efficient_lmcache.replay.importers.records import RecordError, RecordingError
 from efficient_lmcache.replay.importers.tasks import BlockTask, TextTask
@@ -17,6 +17,7 @@ from efficient_lmcache.replay.trace import TraceError, TraceReader
 
 _PROBED_LINES = 100
 _FIELDS = {
+    "qwen-bailian": {"hash_ids", "input_length", "chat_id"},
     "mooncake": {"hash_ids", "input_length"},
     "weka": {"requests"},
     "swe-agent": {"trajectory", "history"},
@@ -54,6 +55,7 @@ IMPORTERS: dict[str, TextFormat | BlockFormat] = {
     "openhands-history": TextFormat(openhands.history_tasks, openhands.HISTORY_ASSUMPTIONS),
     "weka": BlockFormat(weka.tasks, weka.ASSUMPTIONS),
     "mooncake": BlockFormat(mooncake.tasks, mooncake.ASSUMPTIONS),
+    "qwen-bailian": BlockFormat(bailian.tasks, bailian.ASSUMPTIONS),
 }
 
 
@@ -126,7 +128,9 @@ def named_format(path: Path) -> str | None:
 
 
 def record_format(record: dict[str, Any]) -> str | None:
-    """The format of a line, by its fields."""
+    """The format of a line, by its fields; None also for AIPerf's requests with messages, whose outputs have no text."""
+    if {"messages", "output_length"} <= record.keys():
+        return None
     return next((name for name, fields in _FIELDS.items() if fields <= record.keys()), None)
 
 

@@ -1,58 +1,34 @@
-"""Mooncake's request traces: ``{"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}`` a line.
+"""Mooncake's request traces, as Mooncake publishes them, and as AIPerf and Dynamo read and write them.
 
-They name no conversations: `in_lanes` guesses them.
+    {"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}                         a request a line
+    {"session_id", "timestamp" | "delay": ms, "input_length", "output_length", "hash_ids": [...]}   turns of sessions
+
+A delay begins with the response before. The size of blocks is not in the file; other fields (priority, extra, …) are
+not regarded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-
-from efficient_lmcache.core.references import Ints
 from efficient_lmcache.replay.importers import records
-from efficient_lmcache.replay.importers.lanes import LaneGuess
+from efficient_lmcache.replay.importers.block_requests import BlockRequest
 
 BLOCK_TOKENS = 512
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MooncakeRequest:
-    """One request; the last of `block_ids` may be that of a partial block, `name` is its line's."""
-
-    name: str
-    start_s: float
-    prompt_tokens: int
-    output_tokens: int
-    block_ids: Ints
-
-    @property
-    def full_block_ids(self) -> Ints:
-        return self.block_ids[: self.prompt_tokens // BLOCK_TOKENS]
-
-
-def parse_request(line: bytes, where: str) -> MooncakeRequest:
+def parse_request(line: bytes, where: str, block_tokens: int) -> BlockRequest:
     """One line; `where` ends with its "line number"."""
     record = records.parse_object(line, where)
-    prompt_tokens = records.integer(record, "input_length", where, least=1)
-    block_ids = records.integers(record, "hash_ids", where)
-    records.check_blocks(len(block_ids), prompt_tokens, BLOCK_TOKENS, "hash_ids", where)
-    return MooncakeRequest(
-        name=where.rpartition(": ")[2],
-        start_s=records.seconds(record, "timestamp", where, required=True) / 1000,
+    session = records.identifier(record, "session_id", where)
+    block_ids, prompt_tokens = records.blocks(record, where, block_tokens)
+    return BlockRequest(
+        name=where.rpartition(": ")[2] if session is None else str(session),
+        where=where,
+        key=session,
+        continues=session,
+        start_s=records.seconds(record, "timestamp", where, required=session is None) / 1000,
+        interval_s=records.seconds(record, "delay", where) / 1000,
         prompt_tokens=prompt_tokens,
         output_tokens=records.integer(record, "output_length", where),
         block_ids=block_ids,
+        full_blocks=prompt_tokens // block_tokens,
     )
-
-
-def in_lanes(requests: Iterable[MooncakeRequest]) -> Iterator[tuple[int, MooncakeRequest]]:
-    """Every request, in order, with the lane that it continues or begins; a new lane has the next number from 0."""
-    guess = LaneGuess()
-    lanes = 0
-    for request in requests:
-        blocks = request.full_block_ids.tolist()
-        lane = guess.find(blocks, request.prompt_tokens)
-        if lane is None:
-            lane, lanes = lanes, lanes + 1
-        guess.set_tip(lane, blocks, request.prompt_tokens + request.output_tokens)
-        yield lane, request

@@ -172,14 +172,35 @@ def integers(record: dict[str, Any], field: str, where: str) -> Ints:
     return array.astype(np.int64, copy=False)
 
 
+def identifier(record: dict[str, Any], field: str, where: str) -> int | str | None:
+    """An integer or a text with at least one character; None where it is absent or null."""
+    value = record.get(field)
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    return text(record, field, where)
+
+
+def block_counts(tokens: int, block_tokens: int) -> tuple[int, int]:
+    """How many blocks a prompt of n tokens lists: its full ones, and possibly the last, partial one."""
+    return tokens // block_tokens, -(-tokens // block_tokens)
+
+
 def check_blocks(count: int, tokens: int, block_tokens: int, field: str, where: str) -> None:
-    """A prompt of n tokens has its full blocks listed, and possibly the last, partial one."""
-    full = tokens // block_tokens
-    if count not in (full, -(-tokens // block_tokens)):
+    """RecordError for another number of blocks than `block_counts`."""
+    full, _ = counts = block_counts(tokens, block_tokens)
+    if count not in counts:
         raise RecordError(
             f"{where}: {field} has {count} entries; {tokens} tokens in blocks of {block_tokens} make {full} full ones, "
             f"and at most one more that is partial{_alike(count, tokens)}"
         )
+
+
+def blocks(record: dict[str, Any], where: str, block_tokens: int) -> tuple[Ints, int]:
+    """The block ids and the tokens of a prompt, `hash_ids` and `input_length`."""
+    tokens = integer(record, "input_length", where, least=1)
+    ids = integers(record, "hash_ids", where)
+    check_blocks(len(ids), tokens, block_tokens, "hash_ids", where)
+    return ids, tokens
 
 
 def _alike(count: int, tokens: int) -> str:

@@ -10,12 +10,12 @@ import numpy as np
 
 from efficient_lmcache.replay.importers import records
 from efficient_lmcache.replay.importers.tasks import DECODE_TOKENS_PER_S, BlockCall, BlockTask, pause_s
-from efficient_lmcache.replay.importers.weka_files import WekaRequest, block_tokens, parse_session, sessions
+from efficient_lmcache.replay.importers.weka_files import WekaBlocks, WekaRequest, blocks_of, parse_session, sessions
 
 ASSUMPTIONS = (
     "an agent is the task named as its session, a sub-agent beside it the task session/agent_id",
-    "block ids are private to a session, so sessions share nothing; what they shared (system prompts, tools) is not "
-    "recorded",
+    "block ids are private to a session, so sessions share nothing and what they shared (system prompts, tools) is not "
+    "recorded, unless hash_id_scope is global",
     "requests to different models are replayed as one model's",
     "interval_s is think_time; where absent, t minus the previous request's t and api_time; where that is absent too, "
     f"a call is taken to last out / {DECODE_TOKENS_PER_S:.0f} s",
@@ -25,21 +25,21 @@ ASSUMPTIONS = (
 
 def tasks(source: Path) -> Iterator[BlockTask]:
     """Every lane of every session; RecordError names file, line and field of what is malformed."""
-    size: int | None = None
+    blocks: WekaBlocks | None = None
+    unnamed = 0
     for where, line in sessions(source):
-        if size is None:
-            size = block_tokens(records.parse_object(line, where), where)
+        if blocks is None:
+            blocks = blocks_of(records.parse_object(line, where), where)
         lanes: dict[str, list[WekaRequest]] = {}
-        for request in parse_session(line, where, size):
+        for request in parse_session(line, where, blocks):
             lanes.setdefault(request.lane_name, []).append(request)
-        unnamed = 0
         for name, requests in lanes.items():
             calls: list[BlockCall] = []
             for number, request in enumerate(requests):
                 unnamed -= 1
                 interval_s = _interval_s(requests[number - 1], request) if number else 0.0
-                calls.append(_call(request, size, interval_s, unnamed))
-            yield BlockTask(name, where, calls, size, scope=where)
+                calls.append(_call(request, blocks.tokens, interval_s, unnamed))
+            yield BlockTask(name, where, calls, blocks.tokens, scope=None if blocks.are_global else where)
 
 
 def _call(request: WekaRequest, size: int, interval_s: float, tail_id: int) -> BlockCall:

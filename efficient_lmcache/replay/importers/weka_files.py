@@ -1,10 +1,11 @@
 """Agentic sessions as Weka publishes them: a JSON line a session, or a directory with a file for each.
 
-    {"id", "block_size": 64, "hash_id_scope": "local", "requests": [
+    {"id", "block_size": 64, "hash_id_scope": "local" | "global", "requests": [
         {"t", "type": "n" | "s", "in", "out", "hash_ids", "api_time"?, "think_time"?},
         {"t", "type": "subagent", "agent_id", "duration_ms", "requests": [...]}]}
 
-Block ids are known to their session only. Times are in seconds; those of a sub-agent's requests begin with it.
+Block ids are known to their session only, or where their scope is global to the whole recording. Times are in seconds;
+those of a sub-agent's requests begin with it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from efficient_lmcache.replay.importers import records
 from efficient_lmcache.replay.importers.records import Progress, RecordError
 
 _SUB_AGENT = "subagent"
-_LOCAL = "local"
+_LOCAL, _GLOBAL = _SCOPES = ("local", "global")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,20 +52,32 @@ def sessions(source: Path, progress: Progress | None = None) -> Iterator[tuple[s
             progress(number, len(files))
 
 
-def block_tokens(record: dict[str, Any], where: str) -> int:
-    """The block size of a session."""
-    return records.integer(record, "block_size", where, least=1)
+@dataclass(frozen=True, slots=True)
+class WekaBlocks:
+    """What all sessions of a recording have in common: a block's size, and whether ids are the whole recording's."""
+
+    tokens: int
+    are_global: bool
 
 
-def parse_session(line: bytes, where: str, expected_block_tokens: int) -> list[WekaRequest]:
+def blocks_of(record: dict[str, Any], where: str) -> WekaBlocks:
+    """A session's blocks."""
+    scope = record.get("hash_id_scope", _LOCAL)
+    if scope not in _SCOPES:
+        raise RecordError(f"{where}: hash_id_scope is {scope!r}; allowed are {', '.join(map(repr, _SCOPES))}")
+    return WekaBlocks(records.integer(record, "block_size", where, least=1), scope == _GLOBAL)
+
+
+def parse_session(line: bytes, where: str, expected: WekaBlocks) -> list[WekaRequest]:
     """A session's requests by time; those of one lane (an agent or a sub-agent) stay in recorded order."""
     record = records.parse_object(line, where)
-    size = block_tokens(record, where)
-    if size != expected_block_tokens:
-        raise RecordError(f"{where}: block_size is {size}; it must be {expected_block_tokens}, as in the first session")
-    if record.get("hash_id_scope", _LOCAL) != _LOCAL:
-        raise RecordError(f"{where}: hash_id_scope is {record['hash_id_scope']!r}; allowed is {_LOCAL!r}")
-    requests = _requests(record, where, records.text(record, "id", where), 0.0, size)
+    blocks = blocks_of(record, where)
+    if (size := blocks.tokens) != expected.tokens:
+        raise RecordError(f"{where}: block_size is {size}; it must be {expected.tokens}, as in the first session")
+    if blocks.are_global != expected.are_global:
+        scope, allowed = _SCOPES[blocks.are_global], _SCOPES[expected.are_global]
+        raise RecordError(f"{where}: hash_id_scope is {scope!r}; it must be {allowed!r}, as in the first session")
+    requests = _requests(record, where, records.text(record, "id", where), 0.0, blocks.tokens)
     return sorted(requests, key=lambda request: request.start_s)
 
 

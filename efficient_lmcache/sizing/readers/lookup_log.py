@@ -44,6 +44,8 @@ class LookupLog(BlockRecording):
         "start_s counts from the first lookup; a lookup that the engine repeated counts again",
     )
 
+    lanes_are_guessed = True
+
     def _calls(self) -> Iterator[ChunkedCall]:
         numbering = Numbering()
         tables: dict[str, dict[Hashable, int]] = defaultdict(numbering.table)

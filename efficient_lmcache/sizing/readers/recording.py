@@ -59,11 +59,13 @@ class Recording(ABC):
         lanes: lane names by number, of the calls read so far.
         skipped: bad records left out so far; 0 unless `skip_bad`.
         has_shared_chunks: chunks of several sessions have one number; otherwise such sharing is not recorded.
+        lanes_are_guessed: after an iteration: some lanes are a guess, as nothing in the recording tells them.
         shared: exact shares of the calls read so far, where the recording has tokens; None where it has blocks.
     """
 
     notes: tuple[str, ...] = ()
     has_shared_chunks: bool = True
+    lanes_are_guessed: bool = False
     shared: SharedTokens | None = None
 
     def __init__(self, path: Path, chunk_tokens: int, *, skip_bad: bool, progress: Progress | None) -> None:
@@ -147,18 +149,27 @@ class Numbering:
 class NumberedPath:
     """The block ids of a lane's latest call, and their chunk numbers.
 
-    Agents resend their conversation, so only the ids behind the common prefix with the call before are looked up.
+    A chunk is its blocks and the chunk before it: some traces give equal blocks one id wherever they are, but a block's
+    KV depends on all before it. Agents resend their conversation, so only what is behind the common prefix with the
+    call before is looked up.
     """
 
-    def __init__(self, table: defaultdict[Hashable, int]) -> None:
+    def __init__(self, table: defaultdict[Hashable, int], blocks_per_chunk: int) -> None:
         self._table = table
+        self._blocks_per_chunk = blocks_per_chunk
         self._ids: Ints = np.empty(0, np.int64)
         self._numbers: Ints = np.empty(0, np.int64)
 
     def move_to(self, ids: Ints) -> Ints:
-        """The chunk numbers of `ids`, which become the latest call's."""
-        shared = common_prefix_tokens(self._ids, ids)
-        new = [self._table[key] for key in ids[shared:].tolist()]
+        """The chunk numbers of full blocks' `ids`, which become the latest call's."""
+        shared = common_prefix_tokens(self._ids, ids) // self._blocks_per_chunk
+        width = self._blocks_per_chunk * ids.itemsize
+        content = ids.tobytes()
+        number = int(self._numbers[shared - 1]) if shared else -1
+        new: list[int] = []
+        for begin in range(shared * width, len(content) - width + 1, width):
+            number = self._table[content[begin : begin + width] + number.to_bytes(8, "little", signed=True)]
+            new.append(number)
         self._ids, self._numbers = ids, np.concatenate((self._numbers[:shared], np.array(new, np.int64)))
         return self._numbers
 
@@ -175,7 +186,7 @@ class BlockRecording(Recording):
 
 
 def blocks_per_chunk(path: Path, block_tokens: int, chunk_tokens: int) -> int:
-    """How many blocks make a chunk. A block's id stands for all tokens up to its end, so a chunk's is its last block's.
+    """How many blocks make a chunk.
 
     Raises RecordingError where blocks do not regroup into such chunks.
     """
