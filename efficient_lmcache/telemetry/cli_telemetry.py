@@ -19,7 +19,7 @@ from efficient_lmcache.telemetry.cluster import ClusterView
 from efficient_lmcache.telemetry.redis_feed import RedisFeed
 from efficient_lmcache.telemetry.redis_settings import PASSWORD_VARIABLE, RedisSettings
 from efficient_lmcache.telemetry.status import ClusterStatus, cluster_status
-from efficient_lmcache.telemetry.watch import table
+from efficient_lmcache.telemetry.watch import notes, table
 from efficient_lmcache.telemetry.watch import watch as watch_live
 
 telemetry_app = typer.Typer(help="What all engines of a deployment say, over Redis.", no_args_is_help=True)
@@ -58,7 +58,7 @@ def watch(
         if as_json:
             typer.echo(json.dumps(status().record(deployment), indent=2))
         elif once or not console.is_terminal:
-            console.print(table(status()))
+            console.print(table(now := status()), *notes(now), sep="\n")
         else:
             try:
                 watch_live(console, status, feed, f"deployment {deployment} at {name}")

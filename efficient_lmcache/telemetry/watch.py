@@ -46,6 +46,13 @@ def table(status: ClusterStatus, max_rows: int | None = None) -> Table:
     return result
 
 
+def notes(status: ClusterStatus) -> list[Text]:
+    """What the table does not say: why it is empty, and what was ignored."""
+    hint = "" if status.engines else "no engine has said anything yet; do they have the same deployment and Redis?"
+    bad = f"{status.bad_messages} messages were no telemetry and were ignored" if status.bad_messages else ""
+    return [Text(note, style="dim") for note in (hint, bad) if note]
+
+
 def watch(console: Console, status: Callable[[], ClusterStatus], feed: RedisFeed, title: str) -> None:
     """Shows the newest status until Ctrl-C."""
 
@@ -55,10 +62,8 @@ def watch(console: Console, status: Callable[[], ClusterStatus], feed: RedisFeed
             line = Text(f"{title}", style="bold")
         else:
             line = Text(f"{title}: {feed.error or 'connecting'}; trying again", style="bold red")
-        hint = "" if now.engines else "no engine has said anything yet; do they have the same deployment and Redis?"
-        bad = f"{now.bad_messages} messages were no telemetry and were ignored" if now.bad_messages else ""
-        notes = [Text(note, style="dim") for note in (hint, bad, "Ctrl-C ends") if note]
-        return Group(line, table(now, max_rows=max(console.height - _OTHER_LINES, 1)), *notes)
+        ends = Text("Ctrl-C ends", style="dim")
+        return Group(line, table(now, max_rows=max(console.height - _OTHER_LINES, 1)), *notes(now), ends)
 
     with Live(screen(), console=console, auto_refresh=False, screen=True) as live:
         while True:

@@ -100,6 +100,10 @@ SCENES = {
     "idle": (Engine(stored=0, restored=0, decisions={"refill": 0}, requests=0), set()),
     "Redis heard": (Engine(redis_up=1, pool_engines=3), set()),
     "Redis down": (Engine(redis_up=0, pool_engines=1), {"EfficientLMCacheRedisDown"}),
+    "Redis was down when the last agent left": (
+        Engine(redis_up=0, pool_engines=1, decisions={"refill": 0}, requests=0),
+        set(),
+    ),
     "Redis down, says the exporter": (Engine(exporter_hears=0), {"EfficientLMCacheRedisDown"}),
 }
 

@@ -20,7 +20,7 @@ from efficient_lmcache.telemetry.cluster import ClusterView
 from efficient_lmcache.telemetry.exporter import POOL_GAUGES, RANK_COUNTERS, RANK_GAUGES, ClusterCollector
 from efficient_lmcache.telemetry.shared_probe import SHARED_TIER_PREFIX
 from efficient_lmcache.telemetry.status import ClusterStatus, cluster_status
-from efficient_lmcache.telemetry.watch import table
+from efficient_lmcache.telemetry.watch import notes, table
 
 REPORT = TierReport("engine", 1, 256, 1024, 90, 100, 3, 40)
 SEEN = Observation("engine", 1, 60.0, (1, 2), HASH_RANGE, 4, 4, 400, True)
@@ -52,6 +52,16 @@ def test_a_tier_that_engines_share_is_a_row_of_its_own_and_no_engine(view):
     status = cluster_status(view, 10.0)
     assert [row.engine_id for row in status.engines] == ["a", "b", name]
     assert (status.engine_count, status.capacity_chunks) == (2, 100)
+
+
+def test_an_empty_table_says_what_may_be_wrong_and_garbage_is_not_silent(view):
+    (empty,) = notes(cluster_status(view, 10.0))
+    assert "no engine has said anything yet" in empty.plain
+    hear(view, "a")
+    assert not notes(cluster_status(view, 10.0))
+    view.receive(redis_keys.pool_key("default", "a"), b"garbage", 0.0)
+    (garbage,) = notes(cluster_status(view, 10.0))
+    assert garbage.plain.startswith("1 messages were no telemetry")
 
 
 def test_rows_are_joined_by_engine_and_the_pool_is_summed(view):
