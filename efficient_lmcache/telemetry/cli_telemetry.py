@@ -58,7 +58,8 @@ def watch(
         if as_json:
             typer.echo(json.dumps(status().record(deployment), indent=2))
         elif once or not console.is_terminal:
-            console.print(table(now := status()), *notes(now), sep="\n")
+            now = status()
+            console.print(table(now), *notes(now), sep="\n")
         else:
             try:
                 watch_live(console, status, feed, f"deployment {deployment} at {name}")
