@@ -164,13 +164,21 @@ def _transfer_params(decision: Decision, remote: Decision | None) -> dict[str, s
 class DecisionLog:
     """Decisions as lines of JSON, with the policy that took them."""
 
-    def __init__(self, path: str | Path, policy: AdmissionPolicy, clock: Callable[[], float]) -> None:
+    def __init__(self, path: str | Path, policy: AdmissionPolicy, clock: Callable[[], float], engine_id: str) -> None:
+        """`engine_id` says whose a row is: data-parallel engines, started as one, write to one file."""
         self._policy = policy.name
+        self._engine_id = engine_id
         self._clock = clock
         self._file: TextIO = open(path, "a", buffering=1)  # noqa: SIM115 - closed by close()
 
     def write(self, request_id: str, decision: Decision, remote: Decision | None = None) -> None:
-        row = {"request_id": request_id, "now_s": self._clock(), "admission": self._policy, **decision.record()}
+        row = {
+            "request_id": request_id,
+            "engine_id": self._engine_id,
+            "now_s": self._clock(),
+            "admission": self._policy,
+            **decision.record(),
+        }
         if remote is not None:
             row["remote"] = remote.record()
         self._file.write(json.dumps(row) + "\n")

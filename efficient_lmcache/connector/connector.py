@@ -97,7 +97,7 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
             reports=self._telemetry.reports,
             clock=time.monotonic,
             stats=self._stats,
-            decision_log=open_decision_log(options, policy),
+            decision_log=open_decision_log(options, policy, self._engine_id),
             pool_lookups=self._telemetry.lookups,
             remote=start_remote_admission(
                 options, lmcache, parameters, self._engine_id, lambda: telemetry.pool_estimate
@@ -281,11 +281,11 @@ def close_parts(*parts: Closeable | None) -> None:
             _logger.warning("Closing %s failed: %s: %s", type(part).__name__, type(error).__name__, error)
 
 
-def open_decision_log(options: ConnectorOptions, policy: AdmissionPolicy) -> DecisionLog | None:
+def open_decision_log(options: ConnectorOptions, policy: AdmissionPolicy, engine_id: str) -> DecisionLog | None:
     if options.decision_log is None:
         return None
     try:
-        return DecisionLog(options.decision_log, policy, time.monotonic)
+        return DecisionLog(options.decision_log, policy, time.monotonic, engine_id)
     except OSError as error:
         raise OptionError(
             f"kv_connector_extra_config: efficient.decision_log={options.decision_log!r} cannot be written "

@@ -106,7 +106,7 @@ class ServerConnector(LMCacheMPConnector):
             reports=self._telemetry.reports,
             clock=time.monotonic,
             stats=self._stats,
-            decision_log=open_decision_log(options, policy),
+            decision_log=open_decision_log(options, policy, engine_id),
             pool_lookups=self._telemetry.lookups,
         )
         _logger.info("%s", _start_up_line(options, server, http_url, bytes_per_token))

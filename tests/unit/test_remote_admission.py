@@ -61,7 +61,7 @@ class Scheduler:
             NoReports(),
             clock=lambda: 0.0,
             stats=self.counted,  # type: ignore[arg-type]
-            decision_log=DecisionLog(log, policy, lambda: 0.0) if log else None,
+            decision_log=DecisionLog(log, policy, lambda: 0.0, "engine-7") if log else None,
             remote=remote,
         )
         self._requests = 0
@@ -160,7 +160,8 @@ def test_the_decision_log_has_both_decisions(tmp_path):
     scheduler.look_up(0, 10 * CHUNK_TOKENS)
     row = json.loads(log.read_text().splitlines()[-1])
     assert (row["outcome"], row["remote"]["outcome"]) == ("refill", "no_pressure")
-    assert row["remote"].keys() == row.keys() - {"request_id", "now_s", "admission", "remote"}
+    assert row["remote"].keys() == row.keys() - {"request_id", "engine_id", "now_s", "admission", "remote"}
+    assert row["engine_id"] == "engine-7"
 
 
 lookups = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 16), st.integers(0, 16)), max_size=40)
