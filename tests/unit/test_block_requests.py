@@ -103,6 +103,26 @@ def test_the_size_of_blocks_is_what_most_requests_fit(size: int, tmp_path: Path)
         import_recording(source, tmp_path / "t")
 
 
+def test_a_partial_block_may_have_no_id(tmp_path: Path) -> None:
+    rows = [turn("a", 1100, [1, 2]), turn("a", 2000, [1, 2, 3]), turn("b", 100, []), turn("b", 101, [])]
+    import_recording(write(tmp_path / "m.jsonl", rows), tmp_path / "t")
+    calls = calls_of(tmp_path / "t")
+    first, second = (call.prompt_tokens for call in calls["a"])
+    assert (len(first), len(second)) == (1100, 2000)
+    assert common_prefix_tokens(first, second) == 1100
+    short, longer = (call.prompt_tokens for call in calls["b"])
+    assert (len(short), len(longer), common_prefix_tokens(short, longer)) == (100, 101, 100)
+
+
+def test_ids_may_be_64_bit_hashes(tmp_path: Path) -> None:
+    hashes = [2**64 - 3, 2**63, 7]
+    rows = [turn("a", 1024, hashes[:2]), turn("a", 1536, hashes), turn("b", 1024, [hashes[0], 7])]
+    source = write(tmp_path / "m.jsonl", rows)
+    assert keys_of(References.concatenate(open_stream(source))) == [[0, 1], [0, 1, 2], [0, 3]]
+    import_recording(source, tmp_path / "t")
+    assert keys_of(References.concatenate(open_stream(tmp_path / "t", 512))) == [[0, 1], [0, 1, 2], [0, 3]]
+
+
 def test_rows_of_what_each_turn_adds_are_refused(tmp_path: Path) -> None:
     rows = [turn("a", 1024, [1, 2], timestamp=0), turn("b", 512, [1]), turn("a", 600, [8, 9], delay=5)]
     source = write(tmp_path / "m.jsonl", rows)

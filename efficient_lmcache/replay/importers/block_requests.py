@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
+
+import numpy as np
 
 from efficient_lmcache.core.references import Ints
 from efficient_lmcache.replay.importers import records
@@ -66,13 +68,13 @@ def block_tokens(source: Path, usual: int) -> int:
         try:
             record = records.parse_object(line, where)
             tokens = records.integer(record, "input_length", where, least=1)
-            if count := len(records.integers(record, "hash_ids", where)):
-                sizes.append((tokens, count))
+            if ids := len(records.integers(record, "hash_ids", where)):
+                sizes.append((tokens, ids))
         except RecordError:
             continue  # counted or raised by whoever reads on
     return max(
         [usual, *_BLOCK_SIZES],
-        key=lambda size: sum(count in records.block_counts(tokens, size) for tokens, count in sizes),
+        key=lambda size: sum(ids in records.block_counts(tokens, size) for tokens, ids in sizes),
     )
 
 
@@ -169,12 +171,14 @@ def lane_tasks(source: Path, requests: Iterable[BlockRequest], size: int) -> Ite
             lanes.append([])
         lanes[lane].append(request)
     placed.require_whole_prompts(source)
+    unnamed = count(-1, -1)
     for lane_requests in lanes:
         first = lane_requests[0]
-        yield BlockTask(first.name, first.where, list(_calls(lane_requests)), size, scope=None)
+        yield BlockTask(first.name, first.where, list(_calls(lane_requests, size, unnamed)), size, scope=None)
 
 
-def _calls(requests: list[BlockRequest]) -> Iterator[BlockCall]:
+def _calls(requests: list[BlockRequest], size: int, unnamed: Iterator[int]) -> Iterator[BlockCall]:
+    """A lane's calls; a partial block without an id gets one of its own, as nothing tells that two are equal."""
     previous: BlockRequest | None = None
     for each in requests:
         interval_s = each.interval_s
@@ -183,5 +187,7 @@ def _calls(requests: list[BlockRequest]) -> Iterator[BlockCall]:
         elif math.isnan(interval_s):
             interval_s = pause_s(each.start_s - previous.start_s, previous.output_tokens)
         start_s = None if math.isnan(each.start_s) else each.start_s
-        yield BlockCall(each.prompt_tokens, each.output_tokens, each.block_ids, interval_s, start_s)
+        ids, all_blocks = each.block_ids, -(-each.prompt_tokens // size)
+        path = ids if len(ids) == all_blocks else np.append(ids, next(unnamed))
+        yield BlockCall(each.prompt_tokens, each.output_tokens, path, interval_s, start_s)
         previous = each

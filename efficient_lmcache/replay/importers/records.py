@@ -157,7 +157,7 @@ def seconds(record: dict[str, Any], field: str, where: str, *, required: bool = 
 
 
 def integers(record: dict[str, Any], field: str, where: str) -> Ints:
-    """A list of 64-bit integers >= 0."""
+    """A list of 64-bit integers >= 0; those from 2^63 on become negative ones, as different from each other."""
     value = record.get(field)
     if not isinstance(value, list):
         raise RecordError(f"{where}: {field} must be a list of integers, not {_kind(value)}")
@@ -165,10 +165,12 @@ def integers(record: dict[str, Any], field: str, where: str) -> Ints:
         return np.empty(0, np.int64)
     try:
         array = np.asarray(value)
+        if array.dtype.kind == "f" and all(isinstance(each, int) for each in value):  # no signed type holds them all
+            array = np.asarray(value, np.uint64)
     except (ValueError, OverflowError):  # ragged, or out of every integer type
         array = np.empty(0)
-    if array.ndim != 1 or array.dtype.kind != "i" or array.min() < 0:
-        raise RecordError(f"{where}: {field} must hold integers from 0 to 2^63 - 1 only")
+    if array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0:
+        raise RecordError(f"{where}: {field} must hold integers from 0 to 2^64 - 1 only")
     return array.astype(np.int64, copy=False)
 
 
