@@ -128,7 +128,7 @@ def named_format(path: Path) -> str | None:
 
 
 def record_format(record: dict[str, Any]) -> str | None:
-    """The format of a line, by its fields; None for AIPerf's requests with messages, too: their outputs have no text."""
+    """The format of a line, by its fields; None for AIPerf's requests with messages, whose outputs lack text."""
     if {"messages", "output_length"} <= record.keys():
         return None
     return next((name for name, fields in _FIELDS.items() if fields <= record.keys()), None)
