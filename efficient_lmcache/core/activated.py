@@ -9,6 +9,9 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # These multiply twice in a feed-forward layer; all others gate, which takes a third matrix.
 _UNGATED = frozenset({"bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "opt", "phi", "starcoder2"})
 
+# Some layers are no attention, and what those compute is the model's own.
+_MIXED = ("hybrid_override_pattern", "ssm_cfg", "attn_layer_period", "attn_layer_indices", "attn_type_list")
+
 
 def activated_parameters(config: Mapping[str, Any]) -> int:
     """Weights of the matrices that one token passes, embedding and output head included, as model cards count them.
@@ -21,8 +24,10 @@ def activated_parameters(config: Mapping[str, Any]) -> int:
     """
     text = config.get("text_config", config)
     kinds = set(text.get("layer_types") or text.get("layers_block_type") or ())
-    if kinds - {"full_attention", "sliding_attention", "chunked_attention", "attention"} or "ssm_cfg" in text:
+    if kinds - {"full_attention", "sliding_attention", "chunked_attention", "attention"}:
         raise ValueError(f"layers of types {', '.join(sorted(map(str, kinds)))} cannot be counted")
+    if mixed := [key for key in _MIXED if text.get(key) is not None]:
+        raise ValueError(f"layers of several kinds ({mixed[0]}) cannot be counted")
     layers = _size(text, "num_hidden_layers", "n_layer")
     hidden = _size(text, "hidden_size", "n_embd")
     embeddings = _size(text, "vocab_size") * hidden * (1 if text.get("tie_word_embeddings") else 2)
@@ -79,7 +84,9 @@ def _sparse_layers(text: Mapping[str, Any], layers: int) -> int:
 
 def _sparse_feed_forward(text: Mapping[str, Any], hidden: int) -> int:
     expert = _size(text, "moe_intermediate_size", "intermediate_size")
-    shared = text.get("shared_expert_intermediate_size") or (text.get("n_shared_experts") or 0) * expert
+    # Llama 4 always has one, and does not say so.
+    shared_experts = text.get("n_shared_experts") or int(str(text.get("model_type")).startswith("llama4"))
+    shared = text.get("shared_expert_intermediate_size") or shared_experts * expert
     router = _size(text, *_EXPERTS)
     return int(3 * hidden * (_size(text, "num_experts_per_tok") * expert + shared) + router * hidden)
 

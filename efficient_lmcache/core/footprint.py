@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# What a layer of this type keeps does not grow with the prompt: a recurrent state, or a window of bounded length.
-_BOUNDED_LAYER_TYPES = frozenset(
-    {"sliding_attention", "chunked_attention", "linear_attention", "mamba", "mamba2", "recurrent", "conv", "moe", "mlp"}
+# What a layer of this type keeps does not grow with the prompt: a recurrent state, or nothing.
+_BOUNDED_LAYER_TYPES = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "conv", "moe", "mlp"})
+# Layers that attend to a window are among them: LMCache stores their KV of every token, too, as vLLM lays it out for a
+# connector.
+_GROWING_LAYER_TYPES = frozenset(
+    {"full_attention", "attention", "global_attention", "hybrid", "sliding_attention", "chunked_attention"}
 )
-_GROWING_LAYER_TYPES = frozenset({"full_attention", "attention", "global_attention", "hybrid"})
-# One layer in so many attends to everything, where the configuration leaves it to the model's code.
-_SLIDING_PERIOD = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
 _ELEMENT_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2, "bf16": 2, "fp16": 2}
 
 
@@ -61,13 +61,17 @@ class KVFootprint:
         Raises:
             ValueError: naming the key that is missing or not understood, and what is allowed.
         """
-        text = config.get("text_config", config)
+        text = config.get("text_config") or config
         element_bytes = _element_bytes(text, config, kv_cache_dtype)
         layers = _growing_layers(text)
+        if not layers:
+            raise ValueError("no layer keeps KV for every token of a prompt; there is nothing that a tier could hold")
         if text.get("kv_lora_rank") is not None:
             latent_dim = _integer(text, "kv_lora_rank") + _integer(text, "qk_rope_head_dim")
             return cls(layers, 1, latent_dim, element_bytes, latent=True)
         query_heads = _integer(text, "num_attention_heads", "n_head")
+        if not query_heads:
+            raise ValueError("the number of attention heads is 0; it must be at least 1")
         kv_heads = _integer(text, "num_key_value_heads", "num_kv_heads", "num_attention_heads", "n_head")
         if text.get("multi_query") and "num_key_value_heads" not in text:
             kv_heads = 1
@@ -154,10 +158,4 @@ def _growing_layers(text: Mapping[str, Any]) -> int:
         return len(range(text.get("attn_layer_offset") or 0, layers, _integer(text, "attn_layer_period")))
     if text.get("full_attention_interval") is not None:
         return layers // _integer(text, "full_attention_interval")
-    if not text.get("sliding_window") or not text.get("use_sliding_window", True):
-        return layers
-    period = text.get("sliding_window_pattern") or _SLIDING_PERIOD.get(str(text.get("model_type")))
-    if period is not None:
-        return layers // int(period)
-    # Qwen2 slides only from `max_window_layers` upwards; a Mistral that slides does so everywhere.
-    return min(layers, text.get("max_window_layers") or 0)
+    return layers

@@ -90,7 +90,7 @@ def prepare(options: PlanOptions) -> PlanInputs:
     deployment = _deployment(
         options,
         load_hardware(options.gpu, options.hardware),
-        footprint.bytes_per_token_per_rank(options.ranks),
+        footprint,
         active_pool,
         gpu_kv_tokens,
         options.host_gib or ((live.tier_gib,) if live and live.tier_gib else ()),
@@ -109,7 +109,9 @@ def prepare(options: PlanOptions) -> PlanInputs:
         if mean is None:
             raise ValueError("--mean-prompt-tokens is missing; --without-trace needs it")
         workload = synthetic_workload(mean, active_pool, options.chunk_tokens)
-    workload = workload.with_notes(*_live_notes(live, deployment.bytes_per_token))
+    workload = workload.with_notes(
+        *_live_notes(live, deployment.bytes_per_token), *_state_notes(options.model, footprint.layers)
+    )
     return PlanInputs(
         workload.salted() if options.salt_per_session else workload, deployment, options.trace is not None, mean
     )
@@ -152,7 +154,7 @@ def _check(options: PlanOptions) -> None:
 def _deployment(
     options: PlanOptions,
     hardware: Hardware,
-    bytes_per_token: int,
+    footprint: KVFootprint,
     active_pool: int,
     gpu_kv_tokens: int,
     host_gib: tuple[float, ...],
@@ -178,13 +180,14 @@ def _deployment(
     return Deployment(
         hardware,
         options.ranks,
-        bytes_per_token,
+        footprint.bytes_per_token_per_rank(options.ranks),
         activated,
         gpu_kv_tokens,
         pool,
         host_gib,
         options.ttl_s,
         prefill_measured=options.prefill_tokens_per_s is not None,
+        latent=footprint.latent,
     )
 
 
@@ -194,4 +197,15 @@ def _live_notes(live: LivePool | None, bytes_per_token: int) -> tuple[str, ...]:
     return (
         "the engine's working set does not follow from this model, --tp and --kv-cache-dtype: "
         f"it says {live.working_set_bytes / (1 << 30):.3g} GiB per rank",
+    )
+
+
+def _state_notes(model: Path, counted_layers: int) -> tuple[str, ...]:
+    config = load_config(model)
+    layers = (config.get("text_config") or config).get("num_hidden_layers")
+    if not isinstance(layers, int) or counted_layers >= layers:
+        return ()
+    return (
+        f"{counted_layers} of {layers} layers keep KV for every token; states of the others, which a server stores once "
+        "a block, are not counted: compare with the KiB/token of the engine's line `Efficient-LMCache:`",
     )

@@ -43,6 +43,7 @@ class Deployment:
         host_gib: tiers per rank that are considered; the first one's gamma_H is the plan's.
         ttl_s: retention window of the host tier; None for none.
         prefill_measured: the pool's prefill rates are the user's, not derived or assumed.
+        latent: ranks would hold copies of the same latent vectors (MLA), of which LMCache keeps the first rank's.
     """
 
     hardware: Hardware
@@ -54,6 +55,12 @@ class Deployment:
     host_gib: tuple[float, ...] = ()
     ttl_s: float | None = None
     prefill_measured: bool = False
+    latent: bool = False
+
+    @property
+    def tiers(self) -> int:
+        """Of a node: one for each rank, unless one has it all."""
+        return 1 if self.latent else self.ranks
 
     @property
     def benefit_ratio(self) -> float | None:
@@ -127,7 +134,7 @@ class Plan:
             "activated_parameters": deployment.activated_parameters,
             "stable_share": self.stable_share,
             "recommended_gib_per_rank": self.recommended_gib,
-            "recommended_gib_per_node": self.recommended_gib * deployment.ranks,
+            "recommended_gib_per_node": self.recommended_gib * deployment.tiers,
             "rule": self.rule,
             "transition_gib": self.transition_gib,
             "curve": [self._row(prediction) for prediction in self.curve],
@@ -356,6 +363,8 @@ def _assumptions(workload: Workload, deployment: Deployment) -> list[str]:
         "output token; ranges span both ends",
         "preemptions are not modelled: they add computed prefill where the GPU's KV cache is overcommitted",
     ]
+    if deployment.latent and deployment.ranks > 1:
+        notes.append("MLA: ranks need the same vectors, and LMCache keeps those of the first: one tier for the node")
     if deployment.benefit_range is not None and not deployment.hardware.restore_measured:
         notes.append("OBR takes the host link at its peak: nobody measured restores on this GPU; real ones are slower")
     return notes

@@ -37,7 +37,7 @@ def _summary(plan: Plan) -> Table:
         "offload benefit ratio": f"{_benefit(deployment)} ({deployment.hardware.name}, {deployment.hardware.source})",
         "transition": _transition(plan),
         "recommended": f"{plan.recommended_gib:g} GiB per rank, "
-        f"{plan.recommended_gib * deployment.ranks:g} GiB per node of {deployment.ranks}",
+        f"{plan.recommended_gib * deployment.tiers:g} GiB per node of {deployment.ranks}",
     }
     for name, text in rows.items():
         table.add_row(Text(name, style="bold"), Text(text))

@@ -49,9 +49,24 @@ DEEPSEEK_V3 = {
     "vocab_size": 129_280,
 }
 
+LLAMA4_SCOUT = {
+    "model_type": "llama4_text",
+    "num_hidden_layers": 48,
+    "hidden_size": 5120,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 8192,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 1,
+    "vocab_size": 202_048,
+}
+
 
 @pytest.mark.parametrize(
-    ("config", "billion"), [(QWEN3_CODER, 3.3), (QWEN25_CODER, 32.5), (DEEPSEEK_V3, 37.0)], ids=["moe", "dense", "mla"]
+    ("config", "billion"),
+    [(QWEN3_CODER, 3.3), (QWEN25_CODER, 32.5), (DEEPSEEK_V3, 37.0), (LLAMA4_SCOUT, 17.2)],
+    ids=["moe", "dense", "mla", "llama4"],
 )
 def test_model_cards_counts_are_reproduced(config, billion):
     assert activated_parameters(config) / 1e9 == pytest.approx(billion, rel=0.025)
@@ -77,3 +92,9 @@ def test_what_cannot_be_counted_is_an_error():
         activated_parameters({**QWEN25_CODER, "layer_types": ["linear_attention"]})
     with pytest.raises(ValueError, match="has none of the keys vocab_size"):
         activated_parameters({name: value for name, value in QWEN25_CODER.items() if name != "vocab_size"})
+
+
+@pytest.mark.parametrize("key", ["hybrid_override_pattern", "attn_layer_period", "attn_layer_indices"])
+def test_layers_of_several_kinds_are_not_guessed(key):
+    with pytest.raises(ValueError, match=key):
+        activated_parameters({**QWEN25_CODER, key: "M*M-"})

@@ -58,13 +58,8 @@ def test_mla_keeps_one_latent_on_every_rank():
     ("extra", "growing"),
     [
         ({}, 12),
-        ({"sliding_window": 4096, "use_sliding_window": False}, 12),
-        ({"sliding_window": None}, 12),
-        ({"sliding_window": 4096}, 0),
-        ({"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 9}, 9),
-        ({"sliding_window": 1024, "sliding_window_pattern": 6}, 2),
-        ({"sliding_window": 4096, "model_type": "gemma2"}, 6),
-        ({"layer_types": ["sliding_attention", "full_attention"] * 6, "sliding_window": 128}, 6),
+        ({"sliding_window": 4096}, 12),
+        ({"layer_types": ["sliding_attention", "full_attention"] * 6, "sliding_window": 128}, 12),
         ({"layer_types": ["linear_attention"] * 9 + ["full_attention"] * 3}, 3),
         ({"full_attention_interval": 4}, 3),
         ({"attn_layer_period": 8, "attn_layer_offset": 4}, 1),
@@ -75,7 +70,7 @@ def test_mla_keeps_one_latent_on_every_rank():
         ({"linear_attn_config": {"full_attn_layers": [4, 8, 12]}}, 3),
     ],
 )
-def test_only_layers_whose_kv_grows_with_the_prompt_count(extra, growing):
+def test_layers_whose_kv_a_tier_keeps_for_every_token_count(extra, growing):
     config = {"num_hidden_layers": 12, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, **extra}
     assert KVFootprint.from_config(config).layers == growing
 
@@ -96,6 +91,8 @@ def test_multi_head_attention_without_kv_heads_keeps_all_heads():
         ({**MOE, "num_key_value_heads": [4] * 48}, "num_key_value_heads is"),
         ({**MOE, "torch_dtype": "int3"}, "allowed: auto, fp8"),
         ({**MOE, "layer_types": ["full_attention", "telepathy"]}, "'telepathy' is not known; allowed"),
+        ({**MOE, "layer_types": ["mamba"] * 4}, "nothing that a tier could hold"),
+        ({"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 0}, "attention heads is 0"),
     ],
 )
 def test_a_bad_configuration_names_the_key_and_what_is_allowed(config, complaint):
@@ -117,11 +114,10 @@ def test_errors_of_a_file_name_the_file(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"text_config": []},
+        {"text_config": [1]},
         {"layer_types": 3},
         {"linear_attn_config": {}},
         {"full_attention_interval": 0},
-        {"sliding_window": 9, "sliding_window_pattern": [1]},
     ],
 )
 def test_a_field_of_another_kind_names_the_file(change: dict[str, object], tmp_path) -> None:

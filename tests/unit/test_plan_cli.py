@@ -243,6 +243,32 @@ def test_a_model_whose_activated_parameters_are_unknown_has_no_ratio_until_they_
     assert planned(*given(config, activated_params=3.3e9))["obr"] == pytest.approx(0.8456, abs=0.0005)
 
 
+def test_one_tier_of_a_node_holds_the_latent_vectors_of_all_ranks(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**CONFIG, "kv_lora_rank": 512, "qk_rope_head_dim": 64}))
+    plan = planned(*given(config))
+    assert plan["kv_bytes_per_token_per_rank"] == 48 * 576 * 2
+    assert plan["recommended_gib_per_node"] == plan["recommended_gib_per_rank"] > 0
+    assert any("MLA" in note for note in plan["notes"])
+
+
+def test_layers_that_attend_to_a_window_are_stored_and_states_are_not_counted(tmp_path):
+    config = tmp_path / "config.json"
+    for other, layers in (("sliding_attention", 48), ("linear_attention", 12)):
+        config.write_text(json.dumps({**CONFIG, "layer_types": ([other] * 3 + ["full_attention"]) * 12}))
+        plan = planned(*given(config))
+        assert plan["kv_bytes_per_token_per_rank"] == BETA * layers // 48
+        assert any("12 of 48 layers keep KV" in note for note in plan["notes"]) == (layers < 48)
+
+
+def test_a_model_without_kv_is_an_error(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**CONFIG, "layer_types": ["mamba"] * 48}))
+    status, out, err = run(*given(config))
+    assert (status, out) == (2, "")
+    assert "nothing that a tier could hold" in err
+
+
 def in_fresh_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
