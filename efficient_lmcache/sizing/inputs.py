@@ -206,6 +206,6 @@ def _state_notes(model: Path, counted_layers: int) -> tuple[str, ...]:
     if not isinstance(layers, int) or counted_layers >= layers:
         return ()
     return (
-        f"{counted_layers} of {layers} layers keep KV for every token; states of the others, which a server stores once "
-        "a block, are not counted: compare with the KiB/token of the engine's line `Efficient-LMCache:`",
+        f"{counted_layers} of {layers} layers keep KV for every token; states of the others, stored once a block by "
+        "LMCache's server, are not counted: compare with the KiB/token of the engine's line `Efficient-LMCache:`",
     )
