@@ -9,6 +9,7 @@ LOW_FLOP_PER_BYTE = 2_400.0
 HIGH_FLOP_PER_BYTE = 15_000.0
 # Below so much of its prompts in common with what was sent before, an agent rewrites its history (98.1 % in the paper).
 STABLE_SHARE = 0.9
+_NOTICEABLE = 0.005
 WORTHWHILE = 0.1  # a smaller saving is not worth a tier, a smaller excess no larger one
 
 
@@ -115,7 +116,9 @@ def _host_pressure(
             "no host tier given", "nothing to weigh", f"plan for {larger}" if recommended_gib else "plan without one"
         )
     regime = f"γ_H = {gamma_h:.2f}"
-    left = f"it leaves {1 + excess:.2g} times as much to compute as an unlimited one"
+    left = "it leaves no more to compute than an unlimited one"
+    if excess >= _NOTICEABLE:
+        left = f"it leaves {1 + excess:.{2 if excess < 1 else 1}f} times as much to compute as an unlimited one"
     if not recommended_gib:
         return Advice(regime, left, "leave the host tier out: nothing is recommended")
     if gamma_h > 1 and (excess > WORTHWHILE or host_gib < recommended_gib):

@@ -167,7 +167,8 @@ def make_plan(
     """Plan a host tier.
 
     Args:
-        recorded: the workload is a recording; otherwise nothing below Eq. 5's scale is recommended.
+        recorded: the workload is a recording; otherwise, and where it has fewer sessions than the pool has agents,
+            nothing below Eq. 5's scale is recommended.
         mean_prompt_tokens: N, where it is known better than by the workload's mean.
         progress: called with how many capacities are predicted so far.
     """
@@ -177,7 +178,8 @@ def make_plan(
     curve = _Curve(workload, deployment, progress)
     curve.sample(working_set / GIB)
     pressure_g = gamma_g(pool.active_pool, mean, deployment.gpu_kv_tokens)
-    needed_gib, rule = _needed(deployment, curve, None if recorded else working_set / GIB, pressure_g)
+    is_whole_pool = recorded and _sessions(workload) >= pool.active_pool
+    needed_gib, rule = _needed(deployment, curve, None if is_whole_pool else working_set / GIB, pressure_g)
     recommended = _rounded_up(needed_gib)
     pressure_h = gamma_h(working_set, deployment.host_gib[0] * GIB) if deployment.host_gib else None
     stable = float(stable_tokens(workload.chunks).sum() / workload.chunks.prompt_tokens.sum())
@@ -217,7 +219,7 @@ def _needed(
     """GiB per rank, and the rule that they follow from.
 
     Args:
-        working_set_gib: per rank; None where the workload is a recording.
+        working_set_gib: per rank; None where the workload is a recording of the whole pool.
     """
     benefit = deployment.benefit_range
     if benefit is not None and benefit[1] < 0:
@@ -232,7 +234,7 @@ def _needed(
     needed_gib = curve.smallest_gib_that_suffices()
     if working_set_gib is not None and (needed_gib or pressure_g > _SURELY_FITS_GAMMA_G):
         needed_gib = max(needed_gib, working_set_gib)
-        rule += "; without a recording never below the working set (Eq. 5)"
+        rule += "; without a recording of the whole pool never below the working set (Eq. 5)"
         if curve.transition_gib() is None:
             rule += (
                 ", although these agents would save nothing with it: real contexts are more unequal, and at this γ_G "
@@ -350,10 +352,14 @@ def _rounded_up(gib: float) -> float:
     return round(math.ceil(round(gib / step, 6)) * step, 12)
 
 
+def _sessions(workload: Workload) -> int:
+    return len(np.unique(workload.chunks.session))
+
+
 def _assumptions(workload: Workload, deployment: Deployment) -> list[str]:
     (slow, fast), (short, long) = deployment.pool.prefill_tokens_per_s, deployment.pool.output_s_per_token
     notes = []
-    if (sessions := len(np.unique(workload.chunks.session))) < deployment.pool.active_pool:
+    if (sessions := _sessions(workload)) < deployment.pool.active_pool:
         notes.append(
             f"the recording has {sessions} sessions, fewer than the pool's {deployment.pool.active_pool:,}: the curve "
             "is that of so many agents; the working set is the whole pool's"

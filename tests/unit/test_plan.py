@@ -207,6 +207,15 @@ def test_the_tier_asked_for_is_on_the_curve(plan):
     assert row["gamma_h"] == pytest.approx(2.28, abs=0.005)
 
 
+def test_a_recording_of_fewer_sessions_than_the_pool_does_not_size_the_pool(workload):
+    """A curve of some agents says how much those need, not the others."""
+    agents = len(np.unique(workload.chunks.session))
+    pool = replace(POOL, active_pool=agents + 40)
+    planned = make_plan(workload, deployment(pool=pool))
+    assert planned.recommended_gib >= planned.working_set_bytes / GIB
+    assert "without a recording of the whole pool" in planned.rule
+
+
 def test_a_recording_of_fewer_sessions_than_the_pool_says_so():
     few = stream([0, 1], [[0, 1], [2, 3]])
     workload = Workload(few, few)
@@ -285,7 +294,8 @@ ADVICE = {
         ({"gamma_h": 0.5, "excess": 0.4}, 2, "consider 18 GiB per rank"),
         ({"gamma_h": None, "excess": None, "host_gib": None}, 2, "plan for 18 GiB per rank"),
         ({"gamma_h": None, "excess": None, "host_gib": None, "recommended_gib": 0.0}, 2, "plan without one"),
-        ({"recommended_gib": 0.0}, 2, "leave the host tier out"),
+        ({"recommended_gib": 0.0, "excess": 0.001}, 2, "no more to compute .* leave the host tier out"),
+        ({"excess": 0.25}, 2, r"leaves 1\.25 times as much"),
         ({"gamma_h": 1.1, "excess": 0.01, "host_gib": 20.0}, 2, "smaller than .* yet .* admit every write"),
         ({"gamma_h": 1.1, "excess": 0.2, "host_gib": 20.0}, 2, r"conditioned admission \([^)]*\)$"),
         ({"stable_share": 0.98}, 3, "keep it so"),
