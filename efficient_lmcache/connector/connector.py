@@ -14,6 +14,7 @@ from efficient_lmcache.connector import plugin, vllm_adapter
 from efficient_lmcache.connector.admission import DecisionLog, RequestAdmission
 from efficient_lmcache.connector.client_params import ClientParams, drop_question
 from efficient_lmcache.connector.isolation import RequestIsolation
+from efficient_lmcache.connector.lost_restores import LossesHeard, LostRestores
 from efficient_lmcache.connector.metrics import ConnectorPromMetrics, ConnectorStats, StatsCollector
 from efficient_lmcache.connector.offload import WorkerOffload
 from efficient_lmcache.connector.options import ConnectorOptions, OptionError, parse_options
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+    from vllm.forward_context import ForwardContext
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
     from efficient_lmcache.connector.lmcache_adapter import SchedulerSide
@@ -71,6 +74,8 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
         self._telemetry: SchedulerTelemetry | None = None
         self._admission: RequestAdmission | None = None
         self._failures: dict[str, FailureLog] = {}
+        self._losses_heard = LossesHeard()
+        self._lost = LostRestores(self._lmcache_engine)
         if role == KVConnectorRole.SCHEDULER:
             # vLLM also loads this module where it only wants our metrics; LMCache is not imported for that.
             from efficient_lmcache.connector.lmcache_adapter import SchedulerSide
@@ -140,7 +145,12 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
             scheduler_output = vllm_adapter.with_token_ids(scheduler_output)
         metadata = super().build_connector_meta(scheduler_output)
         self._lmcache.withhold(metadata, without_lmcache)
+        self._losses_heard.tell(metadata)
         return metadata
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        self._losses_heard.hear(connector_output.invalid_block_ids)
+        super().update_connector_output(connector_output)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         if request.num_output_tokens == 0:
@@ -175,6 +185,15 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
             options = _without_admission(self._options) if hands_over else self._options
             speaks_for_all = vllm_adapter.speaks_for_all_ranks(self._vllm_config)
             self._offload = WorkerOffload(WorkerSide(engine), self._engine_id, options, speaks_for_all)
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        self._guarded("Settling lost restores", lambda: self._lost.before_restores(self._get_connector_metadata()))
+        super().start_load_kv(forward_context, **kwargs)
+        self._guarded("Noting lost restores", self._lost.after_restores)
+
+    def wait_for_save(self) -> None:
+        self._guarded("Withholding stores", lambda: self._lost.withhold_stores(self._get_connector_metadata()))
+        super().wait_for_save()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         offload = self._offload

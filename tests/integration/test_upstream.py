@@ -256,6 +256,26 @@ class TestLMCache:
         assert list(LoadSpec.__dataclass_fields__) == ["vllm_cached_tokens", "lmcache_cached_tokens", "can_load"]
         assert "self._unfinished_requests[request.request_id] = request" in source(LMCacheConnectorV1Impl)
 
+    def test_what_is_computed_over_a_lost_restore_is_stored(self):
+        """`connector/lost_restores.py` withholds it; once LMCache does, that can go."""
+        from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl, ReqMeta, SaveSpec
+        from lmcache.v1.cache_engine import LMCacheEngine
+        from lmcache.v1.storage_backend.storage_manager import StorageManager
+        from lmcache.v1.token_database import ChunkedTokenDatabase
+
+        store = source(LMCacheConnectorV1Impl.wait_for_save)
+        assert "save_spec is None or not save_spec.can_save" in " ".join(store.split())
+        assert "_invalid_block_ids" not in store
+        assert "self._invalid_block_ids.update(missing_blocks)" in source(LMCacheConnectorV1Impl.start_load_kv)
+        assert "_block_size" in source(LMCacheConnectorV1Impl)
+        assert list(SaveSpec.__dataclass_fields__) == ["skip_leading_tokens", "can_save"]
+        assert {"req_id", "token_ids", "slot_mapping", "save_spec", "request_configs"} <= set(
+            ReqMeta.__dataclass_fields__
+        )
+        assert {"tokens", "request_configs"} <= set(parameters(ChunkedTokenDatabase.process_tokens))
+        assert parameters(StorageManager.remove)[:2] == ["self", "key"]
+        assert "self.metadata = metadata" in source(LMCacheEngine.__init__)
+
     def test_keys_know_nothing_of_adapters_and_a_prompt_must_have_token_ids(self):
         """`connector/isolation.py` is for this; what of it LMCache has learned can go."""
         from lmcache.integration.vllm import lmcache_mp_connector, lmcache_mp_metadata, utils, vllm_v1_adapter
