@@ -49,7 +49,7 @@ def read_model(model: Path, tensor_parallel: int = 1) -> ModelFacts:
     except ValueError as error:
         raise ReplayOptionError(str(error)) from error
     config = json.loads(file.read_text())
-    text = config.get("text_config", config)
+    text = config.get("text_config") or config
     vocab_size = text.get("vocab_size")
     if not isinstance(vocab_size, int):
         raise ReplayOptionError(f"{file}: vocab_size is {vocab_size!r}; it must be an integer")

@@ -20,6 +20,7 @@ from efficient_lmcache.simulate._engine_state import StepCosts
 from efficient_lmcache.simulate.profiles import Profile
 
 _WEIGHT_BYTES = 2
+_WINDOWED = ("sliding_attention", "chunked_attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +58,17 @@ class ModelShape:
     @classmethod
     def of(cls, config: Mapping[str, Any], kv_cache_dtype: str = "auto") -> ModelShape:
         """From a parsed Hugging Face `config.json`, with the errors of `activated_parameters` and `KVFootprint`."""
-        text = config.get("text_config", config)
+        text = config.get("text_config") or config
         experts = routed_experts(config)
         footprint = KVFootprint.from_config(config, kv_cache_dtype)
+        # A window is short beside an agent's prompt: attending to it costs next to nothing.
+        windowed = sum(str(kind) in _WINDOWED for kind in text.get("layer_types") or ())
         head_dim = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
         return cls(
             activated_parameters=activated_parameters(config),
             expert_parameters=experts.parameters,
             expert_share=experts.share,
-            pair_flop=4 * footprint.layers * text["num_attention_heads"] * head_dim,
+            pair_flop=4 * (footprint.layers - windowed) * text["num_attention_heads"] * head_dim,
             footprint=footprint,
         )
 

@@ -83,7 +83,7 @@ def prepare(options: SimulateOptions) -> Inputs:
         raise ValueError("--gpu-kv-tokens is missing; give the tokens that an engine's KV cache holds")
     _check(options)
     configurations = _configurations(options)
-    shape = ModelShape.of(load_config(model), options.kv_cache_dtype)
+    shape = _shape(model, options.kv_cache_dtype)
     deployment = Deployment(
         engine=EngineSettings(options.gpu_kv_tokens, options.max_num_seqs, options.max_num_batched_tokens),
         costs=_costs(options, shape, options.ranks),
@@ -108,7 +108,7 @@ def comparisons(
         progress: called with how many runs are done, and how many there are.
     """
     trace, model = _given(options)
-    shape = ModelShape.of(load_config(model), options.kv_cache_dtype)
+    shape = _shape(model, options.kv_cache_dtype)
     workloads: dict[tuple[int, int], Workload] = {}
     # Of a sweep, those of its runs that are there; a run that was named itself must be complete.
     every = [
@@ -168,6 +168,17 @@ def _workload(options: SimulateOptions, trace: Path, chunk_tokens: int, gpu_bloc
         gpu_block_tokens=gpu_block_tokens,
         most_block_references=_MOST_BLOCK_REFERENCES,
     )
+
+
+def _shape(model: Path, kv_cache_dtype: str) -> ModelShape:
+    """Raises ValueError: naming the file and what of it cannot be simulated."""
+    try:
+        return ModelShape.of(load_config(model), kv_cache_dtype)
+    except ValueError as error:
+        text = str(error)
+        raise ValueError(text if str(model) in text else f"--model {model}: {text}") from error
+    except (TypeError, AttributeError, KeyError, ZeroDivisionError) as error:
+        raise ValueError(f"--model {model}: a field is missing or of another kind than expected: {error}") from error
 
 
 def _configurations(options: SimulateOptions) -> list[Configuration]:

@@ -258,6 +258,32 @@ def test_a_profile_of_ones_own_is_read_and_its_fields_are_checked(asked, tmp_pat
     assert "Abacus.measured must have fields of step_s" in result.output
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hybrid_override_pattern": "M*M*"}, "layers of several kinds (hybrid_override_pattern) cannot be counted"),
+        ({"layer_types": ["mamba"] * 48}, "cannot be counted"),
+        ({"num_attention_heads": 0}, "one of them must be an integer > 0"),
+        ({"layer_types": 3}, "of another kind than expected"),
+    ],
+)
+def test_a_model_that_cannot_be_simulated_is_named(change, message, trace, tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**MODELS["moe"], **change}))
+    given = ["--trace", str(trace), "--model", str(file), "--active-pool", "4", "--gpu-kv-tokens", "20000"]
+    result = run(["simulate", *given])
+    assert result.exit_code == 2
+    assert message in result.output
+    assert str(file) in result.output
+
+
+def test_layers_that_attend_to_a_window_keep_kv_and_cost_little_attention():
+    windows = {**MODELS["moe"], "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 12}
+    full, mixed = ModelShape.of(MODELS["moe"]), ModelShape.of(windows)
+    assert mixed.footprint == full.footprint
+    assert mixed.pair_flop * 4 == full.pair_flop
+
+
 def test_a_mixture_of_experts_has_30_billion_weights_of_which_a_step_of_one_token_reads_3():
     experts = routed_experts(MODELS["moe"])
     assert experts.parameters == pytest.approx(29e9, rel=0.01)
