@@ -262,8 +262,8 @@ def test_a_profile_of_ones_own_is_read_and_its_fields_are_checked(asked, tmp_pat
     ("change", "message"),
     [
         ({"hybrid_override_pattern": "M*M*"}, "layers of several kinds (hybrid_override_pattern) cannot be counted"),
-        ({"layer_types": ["mamba"] * 48}, "cannot be counted"),
-        ({"num_attention_heads": 0}, "one of them must be an integer > 0"),
+        ({"layer_types": ["mamba"] * 48}, "nothing that a tier could hold"),
+        ({"num_attention_heads": 0}, "attention heads is 0"),
         ({"layer_types": 3}, "of another kind than expected"),
     ],
 )
