@@ -28,10 +28,26 @@ def rendered_calls(
     Ids are folded into `vocab_size` (id modulo vocab_size), which changes none where the tokenizer has no more.
     """
     renderer = _Renderer(tokenizer, vocab_size)
-    renderer.learn(message for call in calls for message in (*call.messages, (_ASSISTANT, call.response)))
-    for call in calls:
+    renderer.learn(
+        message for call, kept in _with_kept(calls) for message in (*call.messages[kept:], (_ASSISTANT, call.response))
+    )
+    body = nothing = np.empty(0, np.uint32)
+    for call, kept in _with_kept(calls):
+        new = (renderer.turn(role, text) for role, text in call.messages[kept:])
+        body = np.concatenate((body if kept else nothing, *new))
         start_s = None if call.start_s is None else call.start_s - began_s
-        yield Call(renderer.prompt(call.messages), renderer.said(call.response), call.interval_s, start_s)
+        yield Call(renderer.opened(body), renderer.said(call.response), call.interval_s, start_s)
+
+
+def _with_kept(calls: Sequence[TextCall]) -> Iterator[tuple[TextCall, int]]:
+    """Every call, and how many messages it has of the one before: all of them, ahead of its own, or none.
+
+    Agents resend their conversation, which would otherwise be put together anew for every call.
+    """
+    before: Sequence[tuple[str, str]] = []
+    for call in calls:
+        yield call, len(before) if call.messages[: len(before)] == before else 0
+        before = call.messages
 
 
 class _Renderer:
@@ -44,19 +60,20 @@ class _Renderer:
 
     def learn(self, messages: Iterable[tuple[str, str]]) -> None:
         """Tokenise what is new in these messages (role, text) together, which is faster than one by one."""
-        segments = dict.fromkeys([_END, _NEWLINE, *(each for role, text in messages for each in (_header(role), text))])
+        segments = dict.fromkeys((_END, _NEWLINE, _header(_ASSISTANT)))
+        for role, text in messages:
+            segments[_header(role)] = segments[text] = None
         new = [text for text in segments if text not in self._known]
         encoded = self._tokenizer.encode_batch(new)
         self._known.update((text, ids % self._vocab_size) for text, ids in zip(new, encoded, strict=True))
 
-    def prompt(self, messages: Iterable[tuple[str, str]]) -> Tokens:
-        """All messages, and what opens the assistant's next."""
-        parts = [
-            part
-            for role, text in messages
-            for part in (self._known[_header(role)], self.said(text), self._known[_NEWLINE])
-        ]
-        return np.concatenate([*parts, self._known[_header(_ASSISTANT)]])
+    def turn(self, role: str, text: str) -> Tokens:
+        """A message of a prompt."""
+        return np.concatenate((self._known[_header(role)], self.said(text), self._known[_NEWLINE]))
+
+    def opened(self, body: Tokens) -> Tokens:
+        """A prompt's messages, and what opens the assistant's next."""
+        return np.concatenate((body, self._known[_header(_ASSISTANT)]))
 
     def said(self, text: str) -> Tokens:
         """A message's text and the end-of-turn marker: for the assistant's, the output."""
