@@ -135,6 +135,31 @@ def test_a_swe_agent_trajectory_is_told_from_its_fields(name: str, tmp_path: Pat
         assert [task.task_id for task in reader.tasks] == ["repo__bug-1"]
 
 
+@pytest.mark.parametrize("name", ["runs/a.traj.json", "a/a.traj", "llm_completions/a/1.json"])
+def test_files_of_a_directory_may_be_compressed(name: str, tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "Fix it."}, {"role": "assistant", "content": "Done."}]
+    answer = {"choices": [{"message": messages[1]}], "usage": None}
+    step = {"response": "Done.", "query": messages[:1]}
+    record: dict[str, object] = {"messages": messages}
+    if name.endswith(".traj"):
+        record = {"trajectory": [step], "history": messages}
+    elif name.endswith("1.json"):
+        record = {"messages": messages[:1], "response": answer, "timestamp": 1.5}
+    file = tmp_path / "runs" / f"{name}.gz"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(gzip.compress(json.dumps(record).encode()))
+    import_recording(tmp_path / "runs", tmp_path / "t", tokenizer="bpe:300")
+    with TraceReader(tmp_path / "t") as trace:
+        assert [(task.task_id, task.calls) for task in trace.tasks] == [("a", 1)]
+
+
+def test_a_folder_of_other_json_files_is_no_recording(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "a" / "report.json").write_text('{"resolved": true}')
+    result = run_import(tmp_path / "runs", tmp_path / "t", "--tokenizer", "bpe:300")
+    assert "runs: is a directory without a recording; --format may be" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("timestamp", "message"), [(10**400, "is 1000.*no time exceeds 1e.20"), (1e308, r"is 1e.308; no time exceeds")]
 )
@@ -278,6 +303,17 @@ def test_a_model_that_only_thought_has_no_text_in_later_prompts(tmp_path: Path) 
     file.write_text(json.dumps(record))
     (task,) = completions_tasks(tmp_path / "c")
     assert task.calls[1].messages[-1] == ("assistant", "")
+
+
+def test_an_instance_that_ended_in_an_error_has_no_calls_and_may_have_a_number(tmp_path: Path) -> None:
+    record = json.loads(source_of("openhands-history").read_text())
+    failed = {"instance_id": "failed", "history": None, "error": "EvalException"}
+    lines = [failed, {**record, "instance_id": 7}]
+    (tmp_path / "output.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    assert [(task.task_id, bool(task.calls)) for task in history_tasks(tmp_path / "output.jsonl")] == [
+        ("failed", False),
+        ("7", True),
+    ]
 
 
 def test_a_history_that_does_not_tell_its_prompts_is_refused(tmp_path: Path) -> None:

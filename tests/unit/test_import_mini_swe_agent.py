@@ -148,6 +148,20 @@ def test_answers_of_the_responses_api_are_read_as_chat_messages(tmp_path: Path) 
     assert first.start_s == 5
 
 
+def test_hidden_reasoning_among_a_messages_parts_is_left_out(tmp_path: Path) -> None:
+    parts = [
+        {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "text", "text": "Look. "},
+        {"type": "refusal", "refusal": "I cannot."},
+    ]
+    messages = [user("Fix it."), {"role": "assistant", "content": parts}, user("Go on."), said("done", 9)]
+    named = {"instance_id": None, "trajectory_format": None, "messages": messages}
+    (read,) = mini_swe_agent.tasks(write_lines(tmp_path / "one.jsonl", [named]))
+    assert read.task_id == "line 1"
+    assert [call.response for call in read.calls] == ["Look. I cannot.", "done"]
+
+
 @pytest.mark.parametrize("name", ["bug-1.traj.json", "bug-1.json", "bug-1.traj.json.gz", "bug-1.json.gz"])
 def test_a_file_of_one_trajectory_may_be_indented_and_compressed(name: str, tmp_path: Path) -> None:
     written = json.dumps({**version_2_task(), "info": {"a": 1}}, indent=2).encode()
@@ -245,7 +259,7 @@ def changed(index: int, **fields: Any) -> Row:
     ("bad", "message"),
     [
         ([], r"line 2 must be a JSON object, not \[\]"),
-        ({**task(), "instance_id": 3}, "line 2: instance_id must be a non-empty text, not 3"),
+        ({**task(), "instance_id": []}, r"line 2: instance_id must be a non-empty text, not \[\]"),
         ({**task(), "messages": None}, "line 2: messages must be a list of objects, not None"),
         ({**task(), "trajectory_format": "mini-swe-agent-9"}, "trajectory_format is 'mini-swe-agent-9'; this build"),
         (changed(1, role="robot"), r"line 2: messages\[1\].role is 'robot'; allowed are system"),

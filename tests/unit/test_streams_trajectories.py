@@ -133,7 +133,7 @@ def test_openhands_completions_are_calls_in_time_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"history": None}, "line 2: history must be a list of objects, not None"),
+        ({"history": {}}, "line 2: history must be a list of objects, not {}"),
         ({"history": [{"source": "agent", "action": "condensation"}]}, r"history\[0\]: is a condensation"),
         (
             {"history": [{"source": "moon", "action": "run"}]},

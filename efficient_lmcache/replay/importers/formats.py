@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from efficient_lmcache.replay.importers import bailian, mini_swe_agent, mooncake, openhands, records, swe_agent, weka
-from efficient_lmcache.replay.importers.openhands_files import completion_folders
+from efficient_lmcache.replay.importers.openhands_files import completion_files, completion_folders
 from efficient_lmcache.replay.importers.records import RecordError, RecordingError
 from efficient_lmcache.replay.importers.tasks import BlockTask, TextTask
 from efficient_lmcache.replay.importers.weka_files import session_files
@@ -107,11 +107,20 @@ def _require_no_trace(source: Path) -> None:
 def directory_format(path: Path) -> str | None:
     """The format of a directory's files, None where it holds none of them."""
     for suffix, name in _SUFFIXES.items():
-        if any(path.rglob(f"*{suffix}")):
+        if records.files(path, suffix, deep=True):
             return name
     if (session := first_session(path)) is not None and record_format(session[0]) == "weka":
         return "weka"
-    return "openhands-completions" if completion_folders(path) else None
+    return "openhands-completions" if any(map(_has_completions, completion_folders(path))) else None
+
+
+def _has_completions(folder: Path) -> bool:
+    """Whether a folder's first file is a call's, or no record that tells what it is."""
+    try:
+        record = records.read_object(completion_files(folder)[0])
+    except RecordError:
+        return True
+    return {"messages", "response"} <= record.keys()
 
 
 def first_session(path: Path) -> tuple[dict[str, Any], str] | None:

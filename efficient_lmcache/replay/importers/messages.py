@@ -9,6 +9,7 @@ from efficient_lmcache.replay.importers import records
 from efficient_lmcache.replay.importers.records import RecordError
 
 _ASSISTANT = "assistant"
+_HIDDEN_PARTS = ("thinking", "redacted_thinking", "reasoning")
 
 
 def role_and_text(row: dict[str, Any], where: str) -> tuple[str, str]:
@@ -37,10 +38,14 @@ def message_text(row: dict[str, Any], where: str) -> str:
 
 
 def _part(part: Any, where: str) -> str:
-    if isinstance(part, dict) and isinstance(part.get("text"), str):
-        return str(part["text"])
+    """A part's text: what a model answered, or declined to; hidden reasoning is left out."""
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise RecordError(f"{where} is of type {kind!r}; only text parts are supported")
+    if kind in _HIDDEN_PARTS:
+        return ""
+    said = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
+    if not isinstance(said, str):
+        raise RecordError(f"{where} is of type {kind!r}; only text parts are supported")
+    return said
 
 
 def optional(row: dict[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:

@@ -10,6 +10,7 @@ from efficient_lmcache.replay.importers import records
 from efficient_lmcache.replay.importers.mini_swe_agent import trajectory_task
 from efficient_lmcache.replay.importers.openhands_files import (
     Completion,
+    completion_files,
     completion_folders,
     parse_history,
     read_completion,
@@ -48,7 +49,7 @@ def completions_tasks(source: Path) -> Iterator[TextTask]:
     if not folders:
         raise RecordingError(f"{source}: is no folder of llm_completions: it has no *.json, nor has a folder in it")
     for folder in folders:
-        yield completions_task(folder, [read_completion(file) for file in sorted(folder.glob("*.json"))])
+        yield completions_task(folder, [read_completion(file) for file in completion_files(folder)])
 
 
 def completions_task(folder: Path, completions: Sequence[Completion]) -> TextTask:

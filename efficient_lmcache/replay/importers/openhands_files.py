@@ -10,6 +10,7 @@ messages before it. After a condensation its prompts cannot be told from a histo
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -41,14 +42,21 @@ def completion_folders(path: Path) -> list[Path]:
     """The folders of calls: `path` itself, or those in it or in its llm_completions; none where it is no recording."""
     inner = path / _COMPLETIONS
     root = inner if inner.is_dir() else path
-    return [folder for folder in (root, *sorted(root.iterdir())) if folder.is_dir() and any(folder.glob("*.json"))]
+    return [folder for folder in (root, *sorted(root.iterdir())) if folder.is_dir() and completion_files(folder)]
+
+
+def completion_files(folder: Path) -> list[Path]:
+    """The files of a folder's calls, by name."""
+    return records.files(folder, ".json")
 
 
 def read_completion(file: Path) -> Completion:
     """One call's file; RecordError names the field that is malformed."""
     where = str(file)
     record = records.read_object(file)
-    messages = [role_and_text(row, place) for row, place in records.objects(record, "messages", where)]
+    # Every call's file repeats the conversation; its texts are kept once.
+    said = (role_and_text(row, place) for row, place in records.objects(record, "messages", where))
+    messages = [(sys.intern(role), sys.intern(text)) for role, text in said]
     if not messages:
         raise RecordError(f"{where}: messages is empty; a call needs a prompt")
     timestamp_s = records.seconds(record, "timestamp", where, required=True)
@@ -66,6 +74,8 @@ def parse_history(line: bytes, where: str) -> Trajectory:
     record = records.parse_object(line, where)
     messages: list[Message] = []
     latest_response: Any = None
+    if record.get("history", ()) is None:  # of an instance whose run ended in an error
+        record = {**record, "history": []}
     for event, place in records.objects(record, "history", where):
         if event.get("action") == "condensation":
             raise RecordError(f"{place}: is a condensation, after which prompts are not told; use its llm_completions")
@@ -78,7 +88,10 @@ def parse_history(line: bytes, where: str) -> Trajectory:
         message = _event_message(event, response, bool(metadata), place)
         if message is not None:
             messages.append(message)
-    return Trajectory(records.text(record, "instance_id", where), tuple(messages), where)
+    named = records.identifier(record, "instance_id", where)
+    if named is None:
+        raise RecordError(f"{where}: instance_id must be an integer or a non-empty text; it is absent")
+    return Trajectory(str(named), tuple(messages), where)
 
 
 def _event_message(event: dict[str, Any], response: Any, is_tool: bool, where: str) -> Message | None:

@@ -226,6 +226,12 @@ def read_object(path: Path) -> dict[str, Any]:
     return parse_object(content, str(path))
 
 
+def files(directory: Path, suffix: str, *, deep: bool = False) -> list[Path]:
+    """A directory's files whose names end so, plain or gzip, by path; with `deep`, also those of directories in it."""
+    find = directory.rglob if deep else directory.glob
+    return sorted((*find(f"*{suffix}"), *find(f"*{suffix}.gz")))
+
+
 def stem(path: Path) -> str:
     """A file's name without what its format and packing add: a task's, where no field names it."""
     name = path.name.removesuffix(".gz").removesuffix(".json").removesuffix(".traj")

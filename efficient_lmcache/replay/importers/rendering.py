@@ -31,7 +31,8 @@ def rendered_calls(
     renderer.learn(
         message for call, kept in _with_kept(calls) for message in (*call.messages[kept:], (_ASSISTANT, call.response))
     )
-    body = nothing = np.empty(0, np.uint32)
+    nothing: Tokens = np.empty(0, np.uint32)
+    body = nothing
     for call, kept in _with_kept(calls):
         new = (renderer.turn(role, text) for role, text in call.messages[kept:])
         body = np.concatenate((body if kept else nothing, *new))

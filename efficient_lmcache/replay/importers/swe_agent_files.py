@@ -30,7 +30,7 @@ def trajectory_files(source: Path) -> list[Path]:
     """One ``.traj``, or all of a directory by path."""
     if not source.is_dir():
         return [source]
-    files = sorted(source.rglob(f"*{SUFFIX}"))
+    files = records.files(source, SUFFIX, deep=True)
     if not files:
         raise RecordingError(f"{source}: holds no *{SUFFIX}")
     return files

@@ -68,7 +68,7 @@ def _readers(source: Path) -> Iterator[Callable[[], Trajectory]]:
     if not source.exists():
         raise RecordingError(f"{source}: no such file or directory")
     if source.is_dir():
-        files = sorted(source.rglob(f"*{_SINGLE}"))
+        files = records.files(source, _SINGLE, deep=True)
         if not files:
             raise RecordingError(f"{source}: holds no *{_SINGLE}")
         yield from (partial(_read_single, file) for file in files)
@@ -93,11 +93,12 @@ def _read_line(line: bytes, where: str, file: Path) -> Trajectory:
 
 
 def _parse(record: dict[str, Any], where: str, default_id: str) -> Trajectory:
-    version = record.get("trajectory_format", FORMATS[0])
-    if version not in FORMATS:
+    version = record.get("trajectory_format")
+    if version is not None and version not in FORMATS:
         raise RecordError(f"{where}: trajectory_format is {version!r}; this build reads {', '.join(FORMATS)}")
-    task_id = records.text({"instance_id": default_id, **record}, "instance_id", where)
+    named = records.identifier(record, "instance_id", where)
     parsed = (_message(row, place) for row, place in records.objects(record, "messages", where))
+    task_id = default_id if named is None else str(named)
     return Trajectory(task_id, tuple(message for message in parsed if message.role != _UNSENT_ROLE), where)
 
 

@@ -38,9 +38,7 @@ class WekaRequest:
 
 def session_files(source: Path) -> list[Path]:
     """The files of a recording, by name."""
-    if not source.is_dir():
-        return [source]
-    return sorted(file for suffix in (".json", ".json.gz") for file in source.glob(f"*{suffix}"))
+    return records.files(source, ".json") if source.is_dir() else [source]
 
 
 def sessions(source: Path, progress: Progress | None = None) -> Iterator[tuple[str, bytes]]:

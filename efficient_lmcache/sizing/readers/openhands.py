@@ -17,6 +17,7 @@ from efficient_lmcache.replay.importers.openhands import (
 )
 from efficient_lmcache.replay.importers.openhands_files import (
     Completion,
+    completion_files,
     completion_folders,
     parse_history,
     read_completion,
@@ -71,7 +72,7 @@ class OpenHandsCompletions(TextRecording):
                 self._progress(number + 1, len(folders))
 
     def _completions(self, folder: Path) -> Iterator[Completion]:
-        for file in sorted(folder.glob("*.json")):
+        for file in completion_files(folder):
             try:
                 yield read_completion(file)
             except RecordError as error:
@@ -83,7 +84,7 @@ class OpenHandsCompletions(TextRecording):
 
     def _good(self, folder: Path) -> Iterator[Completion]:
         """The calls that can be read; bad ones are reported (or counted) in the pass that yields calls."""
-        for file in sorted(folder.glob("*.json")):
+        for file in completion_files(folder):
             try:
                 yield read_completion(file)
             except RecordError:
