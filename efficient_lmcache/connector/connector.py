@@ -127,7 +127,7 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
         matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if matched[0] is not None and self._admission is not None:
             self._admission.on_lookup(request, self._lmcache.host_match_tokens)
-        return matched
+        return (self._lmcache.restorable_tokens(request, matched[0]) if matched[0] else matched[0]), matched[1]
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         # Again: the next input of a streaming session brings parameters of its own, and is not looked up.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lmcache.v1.cache_engine import LMCacheEngine
     from lmcache.v1.config import LMCacheEngineConfig
     from lmcache.v1.metadata import LMCacheMetadata
+    from vllm.v1.request import Request
 
 
 class CPUTransfer(GPUConnectorInterface):
@@ -157,6 +158,17 @@ class SchedulerSide:
         hit_tokens = client.lookup_cache(request_id) if client is not None else None
         # -1: a prompt without a full chunk was never looked up.
         return hit_tokens if hit_tokens is not None and hit_tokens > 0 else 0
+
+    def restorable_tokens(self, request: Request, offered_tokens: int) -> int:
+        """Of what LMCache offers to restore, as much as it says that it has.
+
+        Under a cap (`max_tokens_per_load`) it offers more, unless the GPU's part ends where a chunk ends, and would end
+        the engine with an assertion when vLLM accepts that.
+        """
+        found = self._impl.load_specs.get(request.request_id)
+        if found is None or found.lmcache_cached_tokens == request.num_tokens:
+            return offered_tokens
+        return max(0, min(offered_tokens, found.lmcache_cached_tokens - found.vllm_cached_tokens))
 
     @property
     def is_layerwise(self) -> bool:

@@ -256,6 +256,17 @@ class TestLMCache:
         assert list(LoadSpec.__dataclass_fields__) == ["vllm_cached_tokens", "lmcache_cached_tokens", "can_load"]
         assert "self._unfinished_requests[request.request_id] = request" in source(LMCacheConnectorV1Impl)
 
+    def test_a_capped_restore_is_offered_as_more_than_what_is_recorded_of_it(self):
+        """`SchedulerSide.restorable_tokens` mends it; once both are the same, that can go."""
+        from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl
+
+        body = " ".join(source(LMCacheConnectorV1Impl.get_num_new_matched_tokens).split())
+        assert "need_to_allocate = cap #" in body
+        assert "capped_lmcache_tokens = ( (num_computed_tokens + cap) // self._lmcache_chunk_size" in body
+        assert "assert ( num_external_tokens ==" in " ".join(
+            source(LMCacheConnectorV1Impl.update_state_after_alloc).split()
+        )
+
     def test_what_is_computed_over_a_lost_restore_is_stored(self):
         """`connector/lost_restores.py` withholds it; once LMCache does, that can go."""
         from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl, ReqMeta, SaveSpec

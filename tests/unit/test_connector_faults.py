@@ -11,7 +11,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed (the cpu or gpu extra)
 pytest.importorskip("lmcache", reason="LMCache is not installed (the cpu or gpu extra)")
 
 import torch
-from lmcache.integration.vllm.vllm_v1_adapter import LoadSpec
+from hypothesis import example, given
+from hypothesis import strategies as st
+from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl, LoadSpec
 from vllm.v1.core.sched.output import NewRequestData
 
 from efficient_lmcache.connector import vllm_adapter
@@ -64,6 +66,41 @@ def test_a_request_that_lmcache_does_not_know_stays_unknown():
     impl: Any = SimpleNamespace(_unfinished_requests={}, load_specs={})
     SchedulerSide(impl).settle_resumed({"request"})
     assert impl.load_specs == {}
+
+
+class Capped:
+    """As much of LMCache's scheduler side as a lookup and what follows it touch; all that is decided is LMCache's."""
+
+    def __init__(self, found_tokens: int, max_tokens_per_load: int) -> None:
+        self.kv_role, self.skip_last_n_tokens, self._lmcache_chunk_size = "kv_both", 0, 256
+        self._max_tokens_per_load = max_tokens_per_load
+        self.config = SimpleNamespace(min_retrieve_tokens=0)
+        self.lookup_client = SimpleNamespace(lookup_cache=lambda lookup_id: found_tokens, clear_lookup_status=id)
+        self.load_specs: dict[str, LoadSpec] = {}
+        self._unfinished_requests: dict[str, Any] = {}
+
+
+@given(
+    prompt_tokens=st.integers(2, 4000),
+    chunks=st.integers(0, 15),
+    computed_blocks=st.integers(0, 249),
+    cap_tokens=st.sampled_from([0, 100, 256, 600, 1024, 3000]),
+)
+@example(prompt_tokens=2000, chunks=7, computed_blocks=8, cap_tokens=600)
+@example(prompt_tokens=1024, chunks=4, computed_blocks=1, cap_tokens=0)
+def test_vllm_may_accept_whatever_is_offered_for_restoring(prompt_tokens, chunks, computed_blocks, cap_tokens):
+    computed_tokens = min(16 * computed_blocks, (prompt_tokens - 1) // 16 * 16)
+    impl: Any = Capped(min(chunks, prompt_tokens // 256) * 256, cap_tokens)
+    request: Any = SimpleNamespace(request_id="request", num_tokens=prompt_tokens, kv_transfer_params=None)
+    offered = LMCacheConnectorV1Impl.get_num_new_matched_tokens(impl, request, computed_tokens)
+    restorable = SchedulerSide(impl).restorable_tokens(request, offered)
+    assert 0 <= restorable <= offered
+    assert (restorable == 0) == (offered == 0)
+    if not cap_tokens:
+        assert restorable == offered
+    # It raises where the tokens are not those of its own record.
+    LMCacheConnectorV1Impl.update_state_after_alloc(impl, request, restorable)
+    assert impl.load_specs["request"].can_load == (restorable > 0)
 
 
 def new_request(token_ids: list[int] | None, embeddings: Any = None) -> NewRequestData:
