@@ -88,12 +88,13 @@ def export(
     with _connected(redis, redis_password_file, deployment, must=False) as (view, feed, name):
         registry = CollectorRegistry()
         registry.register(ClusterCollector(deployment, lambda: cluster_status(view, max_age), lambda: feed.connected))
+        host = f"[{address}]" if ":" in address else address
         try:
             server, thread = start_http_server(port, address, registry)
         except OSError as error:
-            raise OSError(f"cannot listen on {address}:{port} ({error.strerror})") from None
+            raise OSError(f"cannot listen on {host}:{port} ({error.strerror})") from None
         server.set_app(in_plain_text(server.get_app()))
-        typer.echo(f"deployment {deployment} at {name}: http://{address}:{server.server_port}/metrics", err=True)
+        typer.echo(f"deployment {deployment} at {name}: http://{host}:{server.server_port}/metrics", err=True)
         stopping.wait()
         server.shutdown()
         thread.join()

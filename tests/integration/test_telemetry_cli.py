@@ -102,11 +102,12 @@ def test_export_serves_who_is_alive_and_stops_when_told(server, engines, tmp_pat
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    arguments = ["export", "--redis", server.url, "--port", str(port), "--address", "127.0.0.1", "--max-age", "2"]
+    # Which hears IPv4, too.
+    arguments = ["export", "--redis", server.url, "--port", str(port), "--address", "::", "--max-age", "2"]
     with subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
-            assert f"http://127.0.0.1:{port}/metrics" in process.stderr.readline()
+            assert f"http://[::]:{port}/metrics" in process.stderr.readline()
 
             def scrape() -> dict[str, list[tuple[dict[str, str], float]]]:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
