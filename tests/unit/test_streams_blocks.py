@@ -86,8 +86,20 @@ def test_a_directory_of_sessions_reads_like_a_file_of_them(tmp_path: Path) -> No
     assert parts[1] == whole[1] == ["s0", "s1", "s2"]
     assert shown == [(1, 3), (2, 3), (3, 3)]
     write(tmp_path / "sessions" / "trace_9.json", [{"id": "s9", "block_size": 64, "requests": []}])
+    assert read(tmp_path / "sessions", skip_bad=True)[1] == ["s0", "s1", "s2"]
     with pytest.raises(RecordingError, match=r"trace_9\.json.*block_size is 64; it must be 4, as in the first session"):
         read(tmp_path / "sessions")
+
+
+@pytest.mark.parametrize("content", ["{", "{}"])
+def test_a_directorys_format_is_told_from_its_first_session(content: str, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    write(tmp_path / "trace_1.json", [session("a", [asked(0.0, 9, [1, 2])])])
+    with pytest.raises(RecordingError, match=r"manifest\.json: line 1: (not JSON|block_size must be an integer)"):
+        read(tmp_path)
+    assert read(tmp_path, skip_bad=True)[1] == ["a"]
+    (tmp_path / "manifest.json").write_text("")
+    assert read(tmp_path)[1] == ["a"]
 
 
 def test_sub_agents_run_beside_their_parent_in_lanes_of_their_own(tmp_path: Path) -> None:

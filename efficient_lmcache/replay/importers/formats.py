@@ -16,6 +16,7 @@ from efficient_lmcache.replay.importers.weka_files import session_files
 from efficient_lmcache.replay.trace import TraceError, TraceReader
 
 _PROBED_LINES = 100
+_PROBED_FILES = 100
 _FIELDS = {
     "qwen-bailian": {"hash_ids", "input_length", "chat_id"},
     "mooncake": {"hash_ids", "input_length"},
@@ -109,7 +110,7 @@ def directory_format(path: Path) -> str | None:
     for suffix, name in _SUFFIXES.items():
         if records.files(path, suffix, deep=True):
             return name
-    if (session := first_session(path)) is not None and record_format(session[0]) == "weka":
+    if first_session(path) is not None:
         return "weka"
     return "openhands-completions" if any(map(_has_completions, completion_folders(path))) else None
 
@@ -124,11 +125,15 @@ def _has_completions(folder: Path) -> bool:
 
 
 def first_session(path: Path) -> tuple[dict[str, Any], str] | None:
-    """The first record of a directory of files, and where it is; None without one that is JSON."""
-    try:
-        return next((found for file in session_files(path)[:1] if (found := first_object(file))), None)
-    except RecordError:
-        return None
+    """The first Weka session of a directory of files, and where it is; None without one."""
+    for file in session_files(path)[:_PROBED_FILES]:
+        try:
+            found = first_object(file)
+        except RecordError:
+            continue  # named, or counted, by whoever reads on
+        if found is not None and record_format(found[0]) == "weka":
+            return found
+    return None
 
 
 def named_format(path: Path) -> str | None:

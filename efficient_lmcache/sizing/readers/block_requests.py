@@ -18,12 +18,14 @@ class Requests(BlockRecording):
 
     def _calls(self) -> Iterator[ChunkedCall]:
         lanes = Lanes()
-        path = NumberedPath(Numbering().table(), self._blocks_per_chunk)
+        table = Numbering().table()
+        paths: list[NumberedPath] = []  # by lane
         for request in self._parsed(records.lines(self.path, self._progress), self._request):
             lane, session = lanes.place(request)
             if lane == len(self.lanes):
                 self._new_lane(request.name)
-            keys = path.move_to(request.full_block_ids)
+                paths.append(NumberedPath(table, self._blocks_per_chunk))
+            keys = paths[lane].move_to(request.full_block_ids)
             yield ChunkedCall(
                 keys=keys,
                 lookup_chunks=len(keys),
