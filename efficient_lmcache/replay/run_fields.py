@@ -35,9 +35,9 @@ class DecisionFields(Shape):
     new_full_chunks: Count
     write_threshold_chunks: Count
     estimate: EstimateFields
-    capacity_bytes: Number | None
+    capacity_bytes: Annotated[Number, Field(le=1 << 62)] | None
     full_and_evicting: bool | None
-    occupancy: Number | None
+    occupancy: Annotated[Number, Field(le=1 << 20)] | None
     evicted_chunks: Count | None
     report_age_s: Number | None
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from efficient_lmcache.report.runs import SWEEP_FILE, Inputs, ReportError, Sweep, Unavailable
+from efficient_lmcache.report.runs import Inputs, Sweep, Unavailable
 from efficient_lmcache.report.table import RunRow, runs_table
 
 
@@ -95,11 +95,7 @@ def _predicted_runs(sweep: Sweep, rows: dict[Path, RunRow]) -> Iterator[tuple[Pa
         if entry["prediction"] is None:
             continue
         path = (sweep.path / entry["directory"]).resolve()
-        try:
-            yield path, _predicted_run(sweep, entry, predictions[entry["prediction"]], rows.get(path))
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            file = sweep.path / SWEEP_FILE
-            raise ReportError(f"{file}: the prediction of {entry['name']} lacks or garbles a field: {error}") from error
+        yield path, _predicted_run(sweep, entry, predictions[entry["prediction"]], rows.get(path))
 
 
 def _predicted_run(sweep: Sweep, entry: dict[str, Any], prediction: dict[str, Any], row: RunRow | None) -> PredictedRun:

@@ -10,16 +10,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter
+
 from efficient_lmcache.replay.metrics import Snapshot
 from efficient_lmcache.replay.run_fields import CallFields, DecisionFields
 from efficient_lmcache.replay.rundir import RunDirectory, read_record
-from efficient_lmcache.replay.stored import read_rows
+from efficient_lmcache.replay.stored import read_rows, read_stored
 from efficient_lmcache.replay.trace import TraceError, TraceReader
+from efficient_lmcache.report.sweep_fields import SweepFields
 
 SWEEP_FILE = "sweep.json"
 SWEEP_SCHEMA = "efficient-lmcache-sweep/1"
 _UNCOUNTED = 0
-_SWEEP_RUN_FIELDS = ("name", "directory", "repeat", "options", "status", "prediction", "started_at")
+_SWEEP = TypeAdapter(SweepFields)
 
 T = TypeVar("T")
 
@@ -222,31 +225,15 @@ def _read_run(path: Path, traces: tuple[Path, ...]) -> Run:
     return Run(path, read_record(path), path.resolve().name, _UNCOUNTED, traces)
 
 
-def _require(row: dict[str, Any], fields: Sequence[str], place: str) -> None:
-    if missing := [name for name in fields if name not in row]:
-        raise ReportError(f"{place}: lacks {', '.join(missing)}")
-
-
 def _read_sweep(path: Path, traces: tuple[Path, ...]) -> Inputs:
     """A sweep and those of its runs that have begun."""
     file = path / SWEEP_FILE
-    try:
-        record = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise ReportError(f"{file}: cannot be read ({error})") from error
-    schema = record.get("schema") if isinstance(record, dict) else None
-    if schema != SWEEP_SCHEMA:
-        raise ReportError(f"{file}: its schema is {schema!r}; only {SWEEP_SCHEMA!r} can be read")
+    read_stored(file, SWEEP_SCHEMA, _SWEEP, "replay sweep", ReportError)
+    record = json.loads(file.read_text())
     sweep = Sweep(path, record)
-    _require(record, ("name", "runs", "predictions", "trace"), str(file))
-    try:
-        for number, entry in enumerate(record["runs"]):
-            _require(entry, _SWEEP_RUN_FIELDS, f"{file}: runs[{number}]")
-        places = [(path / entry["directory"], str(entry["name"]), int(entry["repeat"])) for entry in record["runs"]]
-        # The trace's place is relative to the plan, which is not here; its name is.
-        traces = (*traces, path / str(record["trace"]["name"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ReportError(f"{file}: lacks or garbles a field of runs[] or trace: {error}") from error
+    places = [(path / entry["directory"], entry["name"], entry["repeat"]) for entry in record["runs"]]
+    # The trace's place is relative to the plan, which is not here; its name is.
+    traces = (*traces, path / record["trace"]["name"])
     begun = [place for place in places if (place[0] / "run.json").exists()]
     return Inputs(tuple(Run(at, read_record(at), name, repeat, traces) for at, name, repeat in begun), (sweep,))
 

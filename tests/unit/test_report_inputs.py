@@ -114,11 +114,14 @@ def _sweep(runs: object) -> str:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"sweep.json": "{"}, "sweep.json: cannot be read"),
+        ({"sweep.json": "{"}, "sweep.json: not JSON"),
         ({"sweep.json": '{"schema": "other"}'}, "its schema is 'other'"),
-        ({"sweep.json": '{"schema": "efficient-lmcache-sweep/1", "runs": []}'}, "lacks name, predictions, trace"),
-        ({"sweep.json": _sweep([{}])}, r"runs\[0\]: lacks name, directory"),
-        ({"sweep.json": _sweep(7)}, "lacks or garbles a field"),
+        (
+            {"sweep.json": '{"schema": "efficient-lmcache-sweep/1", "runs": []}'},
+            "sweep.json: lacks name, trace, predictions",
+        ),
+        ({"sweep.json": _sweep([{}])}, "sweep.json: lacks runs.0.name, runs.0.directory"),
+        ({"sweep.json": _sweep(7)}, "sweep.json: runs is 7: Input should be a valid array"),
         ({}, "holds neither run.json nor sweep.json"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -163,11 +164,27 @@ def test_what_else_a_sweep_predicts_is_held_against_its_run(tmp_path: Path, trac
     assert found.declined.measured == record["decisions"]["declined"] > 0
 
 
-def test_a_garbled_prediction_is_named(tmp_path: Path) -> None:
-    bad = prediction(computed_prefill_tokens={"low": 1})
-    sweep = write_sweep(tmp_path / "sweep", [{"name": "a", "directory": "runs/a", "prediction": 0}], [bad])
-    with pytest.raises(ReportError, match=r"sweep.json: the prediction of a lacks or garbles a field: 'expected'"):
-        predicted_runs(read_inputs([sweep]))
+@pytest.mark.parametrize(
+    ("entry", "change", "said"),
+    [
+        ({}, {"computed_prefill_tokens": {"low": 1}}, "lacks predictions.0.computed_prefill_tokens.expected"),
+        ({}, {"restored_tokens_per_rank": {"expected": 1, "low": [], "high": 2}}, "restored_tokens_per_rank.low is"),
+        ({}, {"host_gib": None}, "predictions.0.host_gib is None"),
+        ({}, {"created_at": "yesterday"}, "created_at is 'yesterday': it must be a time like"),
+        ({}, {"makespan_s": None}, "makespan_s is null"),
+        ({"options": None}, {}, "runs.0.options is None"),
+        ({"name": []}, {}, "runs.0.name is"),
+        ({"prediction": 3}, {}, "runs: a: there is no prediction 3"),
+    ],
+)
+def test_a_garbled_sweep_names_the_field(
+    entry: dict[str, Any], change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    runs = [{"name": "a", "directory": "runs/a", "prediction": 0, **entry}]
+    sweep = write_sweep(tmp_path / "sweep", runs, [{**prediction(), **change}])
+    with pytest.raises(ReportError, match=re.escape(said)) as error:
+        read_inputs([sweep])
+    assert str(sweep / "sweep.json") in str(error.value)
 
 
 def test_thresholds_of_a_run_are_part_of_its_configuration(tmp_path: Path, trace: Path) -> None:
