@@ -87,6 +87,7 @@ def prepare(options: PlanOptions) -> PlanInputs:
     if gpu_kv_tokens is None:
         raise ValueError("--gpu-kv-tokens is missing; give the tokens that the GPUs' KV cache holds")
     footprint = KVFootprint.from_config_file(options.model, options.kv_cache_dtype)
+    _check_ranks(options)
     deployment = _deployment(
         options,
         load_hardware(options.gpu, options.hardware),
@@ -149,6 +150,16 @@ def _check(options: PlanOptions) -> None:
             raise ValueError(
                 f"{name} is {limits[0]:g} {limits[1]:g}; it must be two numbers > 0, the smaller one first"
             )
+
+
+def _check_ranks(options: PlanOptions) -> None:
+    config = load_config(options.model)
+    heads = (config.get("text_config") or config).get("num_attention_heads")
+    if isinstance(heads, int) and heads % options.ranks:
+        raise ValueError(
+            f"--tp {options.ranks}: vLLM does not serve a model of {heads} attention heads on so many GPUs; it must "
+            f"divide {heads}"
+        )
 
 
 def _deployment(
