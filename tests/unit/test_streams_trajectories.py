@@ -86,6 +86,14 @@ def test_mini_swe_agent_streams_as_its_imported_trace_does(tmp_path: Path) -> No
     assert directly.start_s.tolist() == [0.0, 7.0, 3.0, 10.0]
 
 
+def test_a_bpe_learns_the_texts_that_an_imports_does(tmp_path: Path) -> None:
+    unanswered = {"instance_id": "unanswered", "messages": [{"role": "user", "content": "words of its own " * 99}]}
+    source = write_lines(tmp_path / "runs.jsonl", [mini_swe_agent("a"), unanswered])
+    import_recording(source, tmp_path / "t.trace", tokenizer=BPE)
+    directly = References.concatenate(open_stream(source, 4, tokenizer=BPE))
+    assert_same_calls(directly, References.concatenate(open_stream(tmp_path / "t.trace", 4)))
+
+
 def test_text_without_a_tokenizer_says_which_there_are(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "s.jsonl", [mini_swe_agent("a")])
     with pytest.raises(RecordingError, match="is a recording of text, which needs a tokenizer; allowed are 'tekken'"):

@@ -45,7 +45,8 @@ class OpenHandsHistories(TextRecording):
                 task = _history_task(line, where)
             except RecordError:
                 continue  # counted or raised in the pass that yields calls
-            yield from task.texts
+            if task.calls:
+                yield from task.texts
 
 
 def _history_task(line: bytes, where: str) -> TextTask:

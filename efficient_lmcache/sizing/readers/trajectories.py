@@ -37,7 +37,7 @@ class TextRecording(TokenRecording):
 
     @abstractmethod
     def _texts(self) -> Iterable[str]:
-        """What a BPE learns from."""
+        """What a BPE learns from: the texts of tasks with calls, as in an import."""
 
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer of this recording, and of every iteration over it."""
@@ -66,7 +66,7 @@ class _Trajectories(TextRecording):
                 self._progress(done, total)
 
     def _texts(self) -> Iterator[str]:
-        return (text for task in self._read(_ignore) for text in task.texts)
+        return (text for task in self._read(_ignore) if task.calls for text in task.texts)
 
     def _look_ahead(self) -> tuple[float, int]:
         """When the first call was made, and how many trajectories have calls."""
