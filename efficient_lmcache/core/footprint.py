@@ -127,6 +127,8 @@ def _element_bytes(text: Mapping[str, Any], config: Mapping[str, Any], kv_cache_
     if kv_cache_dtype.startswith("fp8"):
         return 1
     name = kv_cache_dtype
+    if name == "auto" and _is_quantized_to_8_bits(config.get("quantization_config") or text.get("quantization_config")):
+        return 1
     if name == "auto":
         name = str(text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype"))
         # A configuration that names no type is served in 16 bits.
@@ -134,6 +136,16 @@ def _element_bytes(text: Mapping[str, Any], config: Mapping[str, Any], kv_cache_
     if name not in _ELEMENT_BYTES:
         raise ValueError(f"KV cache type {name!r} is not known; allowed: auto, fp8…, {', '.join(_ELEMENT_BYTES)}")
     return _ELEMENT_BYTES[name]
+
+
+def _is_quantized_to_8_bits(quantization: Any) -> bool:
+    """Whether the checkpoint asks for it, as vLLM reads what ModelOpt and compressed-tensors write."""
+    if not isinstance(quantization, Mapping):
+        return False
+    scheme = quantization.get("kv_cache_scheme") or quantization.get("kv_cache_quant_algo")
+    if isinstance(scheme, Mapping):
+        return scheme.get("num_bits") == 8 and scheme.get("type") == "float"
+    return str(scheme).lower().startswith("fp8")
 
 
 def _growing_layers(text: Mapping[str, Any]) -> int:

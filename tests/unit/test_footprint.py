@@ -40,6 +40,21 @@ def test_fp8_halves_bf16_whatever_the_models_own_type():
     assert fp8 * 2 == KVFootprint.from_config(config).bytes_per_token_per_rank(8)
 
 
+@pytest.mark.parametrize(
+    ("quantization", "element_bytes"),
+    [
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, 1),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, 1),
+        ({"quant_method": "fp8", "kv_cache_scheme": None}, 2),
+        (None, 2),
+    ],
+)
+def test_a_checkpoint_that_asks_for_an_8_bit_cache_gets_one_unless_told_otherwise(quantization, element_bytes):
+    config = {**MOE, "torch_dtype": "bfloat16", "quantization_config": quantization}
+    assert KVFootprint.from_config(config).element_bytes == element_bytes
+    assert KVFootprint.from_config(config, "bfloat16").element_bytes == 2
+
+
 def test_mla_keeps_one_latent_on_every_rank():
     deepseek = {
         "num_hidden_layers": 61,
