@@ -92,6 +92,25 @@ class ServerSide:
         tracker = self._connector.request_trackers[request_id]
         tracker.num_lmcache_hit_tokens = min(tracker.num_lmcache_hit_tokens, tracker.num_vllm_hit_tokens)
 
+    def release_unscheduled(self, request_id: str) -> None:
+        """Unlock what was found for a request that ends between its lookup and its scheduling.
+
+        LMCache leaves it locked for five minutes (the server's `--l1-read-ttl-seconds`), and what is locked is not
+        evicted. The server releases what this lookup has locked, and nothing where it is not done yet.
+        """
+        tracker = self._connector.request_trackers.get(request_id)
+        if tracker is None or tracker.state.name != "PREFETCHING" or request_id not in self._adapter._pending_lookups:
+            return
+        token_ids = tracker.get_token_ids()
+        self._adapter.free_lookup_locks(
+            token_ids=token_ids,
+            start=0,
+            end=len(token_ids) // self.chunk_tokens * self.chunk_tokens,
+            request_id=request_id,
+            cache_salt=tracker.cache_salt,
+            request_configs=tracker.request_configs,
+        )
+
     @staticmethod
     def transfers(metadata: Any) -> Transfers:
         """What `build_connector_meta` tells the workers to do."""

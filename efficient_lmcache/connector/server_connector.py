@@ -68,6 +68,7 @@ class ServerConnector(LMCacheMPConnector):
         # Requests of which vLLM has not said yet whether they are restored.
         self._offered: set[str] = set()
         self._counting = FailureLog(_logger, "Counting transfers")
+        self._releasing = FailureLog(_logger, "Unlocking what an ended request had looked up")
         if role == KVConnectorRole.SCHEDULER:
             start_or_do_without(lambda: self._start_admission(vllm_config))
 
@@ -175,6 +176,10 @@ class ServerConnector(LMCacheMPConnector):
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         if request.request_id not in self.request_trackers:
             drop_question(request, "cached_token_stats")
+        try:
+            self._server.release_unscheduled(request.request_id)
+        except Exception as error:
+            self._releasing.failed(error)
         result = super().request_finished(request, block_ids)
         self._aborted_restores.request_ended(request.request_id, reports_store=result[0])
         self._offered.discard(request.request_id)

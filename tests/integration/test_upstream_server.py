@@ -48,6 +48,31 @@ def test_what_a_client_asks_of_a_request_without_a_tracker_raises_when_it_ends()
     assert "assert request_id in self.request_trackers" in source(LMCacheMPConnector._get_request_tracker)
 
 
+def test_a_lookup_stays_locked_when_its_session_ends_and_only_what_it_locked_is_unlocked():
+    """`ServerSide.release_unscheduled` unlocks it; once LMCache does, that can go."""
+    from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
+    from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestState
+    from lmcache.integration.vllm.vllm_multi_process_adapter import LMCacheMPSchedulerAdapter
+    from lmcache.v1.multiprocess.modules.lookup import LookupModule
+
+    assert "free_lookup_locks" not in source(LMCacheMPConnector.request_finished)
+    assert "finish_read_prefetched(" not in source(LookupModule.end_session)
+    unlocks = source(LookupModule.free_lookup_locks)
+    assert "hit_chunks = session.prefetch_hit_chunks" in unlocks
+    assert "if hit_chunks < 0" in unlocks
+    assert "self._pending_lookups.discard(request_id)" in source(LMCacheMPSchedulerAdapter.cleanup_lookup_result)
+    assert parameters(LMCacheMPSchedulerAdapter.free_lookup_locks) == [
+        "self",
+        "token_ids",
+        "start",
+        "end",
+        "request_id",
+        "cache_salt",
+        "request_configs",
+    ]
+    assert "PREFETCHING" in LMCacheMPRequestState.__members__
+
+
 def test_stores_of_a_request_end_at_its_trackers_limit_before_lazy_offload_sees_them():
     from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
     from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata

@@ -1,4 +1,4 @@
-"""Server mode: what LMCache stores of a request of which vLLM restores nothing (`prompt_logprobs`)."""
+"""Server mode: what LMCache stores where vLLM restores nothing (`prompt_logprobs`), and what it unlocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import pytest
 pytest.importorskip("lmcache", reason="LMCache is not installed (the cpu or gpu extra)")
 pytest.importorskip("vllm", reason="vLLM is not installed (the cpu or gpu extra)")
 
-from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata, LMCacheMPRequestTracker
+from lmcache.integration.vllm.lmcache_mp_metadata import (
+    LMCacheMPRequestMetadata,
+    LMCacheMPRequestState,
+    LMCacheMPRequestTracker,
+)
 
 from efficient_lmcache.connector.lmcache_server_adapter import ServerSide
 
@@ -74,3 +78,41 @@ def test_nothing_is_stored_before_it_is_computed_and_all_of_it_then(step, in_gpu
     assert rows[0][0] == 512
     assert rows[-1][1] == PROMPT_TOKENS // CHUNK_TOKENS * CHUNK_TOKENS
     assert all(before[1] == after[0] for before, after in itertools.pairwise(rows))
+
+
+class Lookups:
+    """LMCache's side of a lookup, as far as its end is told: which spans of whose prompts it unlocks."""
+
+    def __init__(self, looked_up: set[str]) -> None:
+        self._pending_lookups = looked_up
+        self.lmcache_tokens_per_chunk = CHUNK_TOKENS
+        self.unlocked: list[tuple[str, int, int, int, str]] = []
+
+    def free_lookup_locks(
+        self, token_ids: list[int], start: int, end: int, request_id: str, cache_salt: str, request_configs: Any
+    ) -> None:
+        assert request_configs is None
+        self.unlocked.append((request_id, len(token_ids), start, end, cache_salt))
+
+
+def unlocked(state: LMCacheMPRequestState, looked_up: set[str]) -> list[tuple[str, int, int, int, str]]:
+    tracker = tracked(found_tokens=512)
+    tracker.state, tracker.cache_salt = state, "digest"
+    lookups: Any = Lookups(looked_up)
+    connector: Any = SimpleNamespace(request_trackers={"request": tracker}, scheduler_adapter=lookups)
+    for request_id in ("request", "one that LMCache never saw"):
+        ServerSide(connector).release_unscheduled(request_id)
+    return list(lookups.unlocked)
+
+
+def test_what_was_found_for_a_request_that_ends_unscheduled_is_unlocked():
+    whole_chunks = PROMPT_TOKENS // CHUNK_TOKENS * CHUNK_TOKENS
+    assert unlocked(LMCacheMPRequestState.PREFETCHING, {"request"}) == [
+        ("request", PROMPT_TOKENS, 0, whole_chunks, "digest")
+    ]
+
+
+@pytest.mark.parametrize("state", list(LMCacheMPRequestState))
+def test_a_request_that_was_scheduled_or_never_looked_up_has_nothing_to_unlock(state):
+    looked_up = set() if state is LMCacheMPRequestState.PREFETCHING else {"request"}
+    assert unlocked(state, looked_up) == []
