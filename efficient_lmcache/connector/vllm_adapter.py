@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from efficient_lmcache.connector.tenants import tenant_digest
-from efficient_lmcache.core.footprint import KVFootprint
+from efficient_lmcache.core.footprint import KVFootprint, asks_for_8_bits
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, VllmConfig
@@ -40,6 +40,10 @@ def stage_bytes_per_token(vllm_config: VllmConfig) -> list[int]:
 
     model, parallel = vllm_config.model_config, copy.copy(vllm_config.parallel_config)
     latent = bool(model.use_mla)
+    cache_dtype = vllm_config.cache_config.cache_dtype
+    # What compressed-tensors asks for, vLLM learns with the weights: in the workers, and not in their scheduler.
+    if cache_dtype == "auto" and asks_for_8_bits(getattr(model.hf_config, "quantization_config", None)):
+        cache_dtype = "fp8"
     stages = []
     for stage in range(parallel.pipeline_parallel_size):
         parallel.rank = stage * parallel.tensor_parallel_size
@@ -48,7 +52,7 @@ def stage_bytes_per_token(vllm_config: VllmConfig) -> list[int]:
             # What vLLM returns is already per rank, replication included.
             kv_heads=1 if latent else model.get_num_kv_heads(parallel),
             head_dim=model.get_head_size(),
-            element_bytes=kv_cache_dtype_str_to_dtype(vllm_config.cache_config.cache_dtype, model).itemsize,
+            element_bytes=kv_cache_dtype_str_to_dtype(cache_dtype, model).itemsize,
             latent=latent,
         )
         stages.append(footprint.bytes_per_token_per_rank())

@@ -127,7 +127,7 @@ def _element_bytes(text: Mapping[str, Any], config: Mapping[str, Any], kv_cache_
     if kv_cache_dtype.startswith("fp8"):
         return 1
     name = kv_cache_dtype
-    if name == "auto" and _is_quantized_to_8_bits(config.get("quantization_config") or text.get("quantization_config")):
+    if name == "auto" and asks_for_8_bits(config.get("quantization_config") or text.get("quantization_config")):
         return 1
     if name == "auto":
         name = str(text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype"))
@@ -138,8 +138,12 @@ def _element_bytes(text: Mapping[str, Any], config: Mapping[str, Any], kv_cache_
     return _ELEMENT_BYTES[name]
 
 
-def _is_quantized_to_8_bits(quantization: Any) -> bool:
-    """Whether the checkpoint asks for it, as vLLM reads what ModelOpt and compressed-tensors write."""
+def asks_for_8_bits(quantization: Any) -> bool:
+    """Whether a checkpoint asks for a KV cache of 8 bits, as vLLM reads what ModelOpt and compressed-tensors write.
+
+    Args:
+        quantization: its configuration's `quantization_config`, whatever that is.
+    """
     if not isinstance(quantization, Mapping):
         return False
     scheme = quantization.get("kv_cache_scheme") or quantization.get("kv_cache_quant_algo")

@@ -25,7 +25,10 @@ class Model:
     dtype = torch.bfloat16
     quantization = None
 
-    def __init__(self, layers: int, kv_heads: int = 4, use_mla: bool = False) -> None:
+    def __init__(
+        self, layers: int, kv_heads: int = 4, use_mla: bool = False, asks: dict[str, Any] | None = None
+    ) -> None:
+        self.hf_config = SimpleNamespace(quantization_config=asks) if asks else SimpleNamespace()
         self.model_arch_config = SimpleNamespace(total_num_hidden_layers=layers, total_num_kv_heads=kv_heads)
         self.use_mla = use_mla
 
@@ -64,6 +67,14 @@ def test_a_stage_keeps_its_layers_and_a_rank_its_heads(tensor, stages, layers_an
     for config in ranks(Model(layers=5), tensor, stages):
         expected = [layers * heads * PER_LAYER_AND_HEAD for layers, heads in layers_and_heads]
         assert vllm_adapter.stage_bytes_per_token(config) == expected
+
+
+def test_a_scheduler_counts_the_8_bits_that_its_workers_find_in_the_checkpoint():
+    asks = {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    (config,) = ranks(Model(layers=5, asks=asks), 1, 1)
+    assert vllm_adapter.stage_bytes_per_token(config) == [5 * 4 * PER_LAYER_AND_HEAD // 2]
+    config.cache_config.cache_dtype = "bfloat16"
+    assert vllm_adapter.stage_bytes_per_token(config) == [5 * 4 * PER_LAYER_AND_HEAD]
 
 
 def test_one_rank_speaks_for_all_and_it_is_one_with_most_layers():
