@@ -123,6 +123,18 @@ def test_ids_may_be_64_bit_hashes(tmp_path: Path) -> None:
     assert keys_of(References.concatenate(open_stream(tmp_path / "t", 512))) == [[0, 1], [0, 1, 2], [0, 3]]
 
 
+def test_a_request_before_the_one_that_it_continues_is_refused(tmp_path: Path) -> None:
+    rows = [chat(1, -1, 32, [1, 2]), chat(3, 2, 64, [1, 2, 4, 5]), chat(2, 1, 48, [1, 2, 4])]
+    source = write(tmp_path / "b.jsonl", rows)
+    message = (
+        r"b\.jsonl: line 3: chat 2 is continued by a request before it; requests must be in the order of their times"
+    )
+    with pytest.raises(RecordingError, match=message):
+        list(open_stream(source, skip_bad=True))
+    with pytest.raises(RecordingError, match=message):
+        import_recording(source, tmp_path / "t")
+
+
 def test_rows_of_what_each_turn_adds_are_refused(tmp_path: Path) -> None:
     rows = [turn("a", 1024, [1, 2], timestamp=0), turn("b", 512, [1]), turn("a", 600, [8, 9], delay=5)]
     source = write(tmp_path / "m.jsonl", rows)

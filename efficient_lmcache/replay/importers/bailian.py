@@ -11,7 +11,7 @@ from efficient_lmcache.replay.importers.tasks import DECODE_TOKENS_PER_S, BlockT
 
 CONVERSATIONS = (
     "a request continues the one whose chat_id is its parent_chat_id; a second one with that parent is a branch, a "
-    "lane of its own, and one whose parent is not before it in the file begins a conversation"
+    "lane of its own, and one whose parent is not in the file begins a conversation"
 )
 BLOCKS = BLOCKS_UNSIZED.format(BLOCK_TOKENS)
 ASSUMPTIONS = (

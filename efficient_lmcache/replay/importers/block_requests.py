@@ -95,11 +95,15 @@ class Lanes:
         self._sessions: list[int] = []  # by lane
         self._latest: list[tuple[Hashable, int | None]] = []  # by lane: its latest request's key and first full block
         self._lane_of: dict[Hashable, int] = {}
+        self._absent: set[Hashable] = set()  # requests that one before them names
         self._next_session = 0
         self._continued = self._begun_alike = 0
 
     def place(self, request: BlockRequest) -> tuple[int, int]:
-        """The request's lane, which has the next number from 0 where it is a new one, and its session."""
+        """The request's lane, which has the next number from 0 where it is a new one, and its session.
+
+        RecordingError for a request that one before it continues.
+        """
         if request.key is None:
             lane = self._guessed_lane(request)
             tokens = request.prompt_tokens + request.output_tokens
@@ -123,7 +127,14 @@ class Lanes:
 
     def _told_lane(self, request: BlockRequest) -> int:
         lane = self._lane_of.get(request.continues) if request.continues is not None else None
+        if request.key in self._absent:
+            raise RecordingError(
+                f"{request.where}: {request.name} is continued by a request before it; requests must be in the order of "
+                "their times: jq -s -c 'sort_by(.timestamp)[]' does that"
+            )
         if lane is None:
+            if request.continues not in (None, request.key):
+                self._absent.add(request.continues)
             return self._new_lane(session=None)
         key, first_block = self._latest[lane]
         if key != request.continues:
