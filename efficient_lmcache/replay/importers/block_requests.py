@@ -129,8 +129,8 @@ class Lanes:
         lane = self._lane_of.get(request.continues) if request.continues is not None else None
         if request.key in self._absent:
             raise RecordingError(
-                f"{request.where}: {request.name} is continued by a request before it; requests must be in the order of "
-                "their times: jq -s -c 'sort_by(.timestamp)[]' does that"
+                f"{request.where}: {request.name} is continued by a request before it; requests must be in the order "
+                "of their times: jq -s -c 'sort_by(.timestamp)[]' does that"
             )
         if lane is None:
             if request.continues not in (None, request.key):
