@@ -100,6 +100,8 @@ def two_ranks(model: str) -> dict[str, Any]:
     result["made_up_for"] = engine.ranks()
     result["metrics_made_up_for"] = engine.metrics()
 
+    result["lost_on_its_way"] = _lost_on_its_way(engine, prompts[0][: 4 * CHUNK_TOKENS], first[1])
+
     engine.refills_are_declined(True)
     engine.generate(random_prompts(12, 300, seed=1), max_tokens=200)
     result["declined"] = engine.ranks()
@@ -121,6 +123,29 @@ def two_ranks(model: str) -> dict[str, Any]:
     for left in Path("/dev/shm").glob(f"{glob.escape(shared_memory)}-*"):
         left.unlink()
     return result
+
+
+def _lost_on_its_way(engine: RanksEngine, resident: list[int], its_second_chunk: str) -> dict[str, Any]:
+    """A prompt goes on where a resident one ends, and one rank loses a chunk of that between lookup and restore."""
+    prompt = [*resident, *random_prompts(1, 3 * CHUNK_TOKENS + 30, seed=3)[0]]
+    before = engine.ranks()[0]["chunks"]
+    answers = [engine.generate([prompt], max_tokens=12)]
+    new = [chunk for chunk in engine.ranks()[0]["chunks"] if chunk not in before]
+    for rank in range(RANKS):
+        engine.lose(rank, new)
+    build = engine.scheduler_connector.build_connector_meta
+
+    def build_and_lose(scheduled: Any) -> Any:
+        engine.scheduler_connector.build_connector_meta = build
+        metadata = build(scheduled)
+        engine.lose(1, [its_second_chunk])
+        return metadata
+
+    for build_step in (build_and_lose, build):
+        engine.scheduler_connector.build_connector_meta = build_step
+        engine.forget_gpu()
+        answers.append(engine.generate([prompt], max_tokens=12))
+    return {"answers": answers, "new": new, "chunks": [row["chunks"] for row in engine.ranks()]}
 
 
 def _report_at_rest(engine: RanksEngine) -> dict[str, Any]:

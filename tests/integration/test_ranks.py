@@ -30,8 +30,15 @@ def test_two_ranks_keep_shards_of_the_same_chunks(small_model):
     made_up_for = result["made_up_for"]
     assert {frozenset(row["chunks"]) for row in made_up_for} == {frozenset(stored[0]["chunks"])}
 
+    # What was computed over a chunk that one rank had lost, neither that rank nor the other one keeps.
+    lost = result["lost_on_its_way"]
+    computed, recomputed, restored = lost["answers"]
+    assert recomputed == restored == computed
+    assert len(lost["new"]) == 3
+    assert [set(chunks) for chunks in lost["chunks"]] == [{*made_up_for[0]["chunks"], *lost["new"]}] * 2
+
     assert result["preemptions"] > 0
-    assert [row["chunks"] for row in result["declined"]] == [row["chunks"] for row in made_up_for]
+    assert [row["chunks"] for row in result["declined"]] == lost["chunks"]
 
     evicted = result["evicted"]
     assert evicted[0]["chunks"] == evicted[1]["chunks"]
