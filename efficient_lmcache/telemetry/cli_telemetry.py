@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from efficient_lmcache.telemetry import redis_keys
-from efficient_lmcache.telemetry.cluster import ClusterView
+from efficient_lmcache.telemetry.cluster import FORGET_AFTER_S, ClusterView
 from efficient_lmcache.telemetry.redis_feed import RedisFeed
 from efficient_lmcache.telemetry.redis_settings import PASSWORD_VARIABLE, RedisSettings
 from efficient_lmcache.telemetry.status import ClusterStatus, cluster_status
@@ -33,7 +33,13 @@ PasswordFile = Annotated[
 ]
 Deployment = Annotated[str, typer.Option(help="As in efficient.telemetry.deployment.")]
 MaxAge = Annotated[
-    float, typer.Option("--max-age", min=0.1, help="Seconds of silence after which an engine is left out.")
+    float,
+    typer.Option(
+        "--max-age",
+        min=0.1,
+        max=FORGET_AFTER_S,
+        help="Seconds of silence after which an engine is left out.",
+    ),
 ]
 
 

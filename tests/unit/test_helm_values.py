@@ -75,6 +75,7 @@ def test_the_schema_names_what_it_refuses(path: str, value: Any, said: str) -> N
         ("telemetry.transport", "redis", "needs redis.bundled: true or redis.url"),
         ("lmcache.max_local_cpu_size", 40, "use hostTier.chunkTokens and hostTier.gibPerRank"),
         ("flavour", "cpu", "tensorParallel: 1"),
+        ("extraVolumeMounts", [{"name": "nvme", "mountPath": "/kv"}], "extraVolumeMounts: nvme is not in extraVolumes"),
         ("redis.url", "http://redis:6379", "redis.url must be redis://HOST:PORT/DB"),
         ("redis.url", "redis://redis:6379/0?ssl_ca_certs=/ca.crt", "redis.url must be redis://HOST:PORT/DB"),
     ],
@@ -119,6 +120,12 @@ def test_a_password_in_the_url_is_refused_and_not_repeated(scheme: str, login: s
     with pytest.raises(helm_python.HelmError, match=r"redis\.existingSecret") as refused:
         manifests(with_value("redis.url", f"{scheme}://{login}redis:6379/0"))
     assert "secret@" not in str(refused.value)
+
+
+def test_a_remote_tier_without_a_host_tier_is_refused_as_nothing_would_use_it() -> None:
+    values = with_value("lmcache", {"remote_url": "resp://kv.example:6379"}, base="no-tier")
+    with pytest.raises(helm_python.HelmError, match=r"hostTier\.gibPerRank is 0, which serves plain vLLM"):
+        manifests(values)
 
 
 def test_of_two_redis_one_must_be_chosen() -> None:
