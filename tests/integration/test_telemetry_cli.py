@@ -146,7 +146,7 @@ def test_export_serves_who_is_alive_and_stops_when_told(server, engines, tmp_pat
 def test_an_engine_is_not_asked_for_after_it_is_forgotten(server):
     result = run("watch", "--redis", server.url, "--once", "--max-age", "61")
     assert result.returncode == 2
-    assert "0.1<=x<=60" in result.stderr
+    assert "--max-age" in result.stderr
 
 
 def test_what_a_user_can_do_wrong_is_one_line(server, tmp_path):
