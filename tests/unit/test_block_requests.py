@@ -76,6 +76,16 @@ def test_requests_with_and_without_a_session_may_be_mixed(tmp_path: Path) -> Non
     assert (stream.lanes, stream.lanes_are_guessed) == (["line 1", "line 1#2", "7"], True)
 
 
+def test_times_may_be_absent(tmp_path: Path) -> None:
+    source = write(tmp_path / "m.jsonl", [turn(None, 1024, [1, 2]), turn(None, 2048, [1, 2, 3, 4])])
+    references = References.concatenate(open_stream(source))
+    assert references.lane.tolist() == [0, 0]
+    assert np.isnan(references.start_s).all()
+    import_recording(source, tmp_path / "t")
+    (calls,) = calls_of(tmp_path / "t").values()
+    assert [(call.start_s, call.interval_s) for call in calls] == [(None, 0.0), (None, 0.0)]
+
+
 def test_a_block_behind_another_one_is_another_chunk(tmp_path: Path) -> None:
     prompts = [[1, 2, 3], [4, 2, 3], [1, 2, 3, 5], [2, 3]]
     source = write(tmp_path / "m.jsonl", [turn(number, 512 * len(ids), ids) for number, ids in enumerate(prompts)])
@@ -150,7 +160,7 @@ def test_rows_of_what_each_turn_adds_are_refused(tmp_path: Path) -> None:
     [
         ([turn("a", 9, [1]), turn("", 9, [1])], "line 2: session_id must be a non-empty text, not ''"),
         ([turn("a", 9, [1]), turn(True, 9, [1])], "line 2: session_id must be a non-empty text, not True"),
-        ([turn("a", 9, [1]), turn(None, 9, [1])], "line 2: timestamp must be a finite number >= 0, not None"),
+        ([turn("a", 9, [1]), turn(None, 9, [1], timestamp="0")], "line 2: timestamp must be a finite number >= 0"),
         ([turn("a", 9, [1]), turn("a", 9, [1], delay=-1)], "line 2: delay must be a finite number >= 0, not -1"),
         (
             [chat(1, -1, 9, [1]), chat(None, -1, 9, [1])],

@@ -1,9 +1,8 @@
 """Mooncake's request traces, as Mooncake publishes them, and as AIPerf and Dynamo read and write them.
 
-    {"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}                         a request a line
-    {"session_id", "timestamp" | "delay": ms, "input_length", "output_length", "hash_ids": [...]}   turns of sessions
+    {"timestamp"?: ms, "session_id"?, "delay"?: ms, "input_length", "output_length", "hash_ids": [...]}  a request a line
 
-A delay begins with the response before. The size of blocks is not in the file; other fields (priority, extra, …) are
+A delay begins with the response before it in the session. The size of blocks is not in the file; other fields (priority, extra, …) are
 not regarded.
 """
 
@@ -25,7 +24,7 @@ def parse_request(line: bytes, where: str, block_tokens: int) -> BlockRequest:
         where=where,
         key=session,
         continues=session,
-        start_s=records.seconds(record, "timestamp", where, required=session is None) / 1000,
+        start_s=records.seconds(record, "timestamp", where) / 1000,
         interval_s=records.seconds(record, "delay", where) / 1000,
         prompt_tokens=prompt_tokens,
         output_tokens=records.integer(record, "output_length", where),
