@@ -1,9 +1,9 @@
-"""Mooncake's request traces, as Mooncake publishes them, and as AIPerf and Dynamo read and write them.
+"""Mooncake's request traces, as Mooncake publishes them, and as AIPerf and Dynamo write them: a line a request.
 
-    {"timestamp"?: ms, "session_id"?, "delay"?: ms, "input_length", "output_length", "hash_ids": [...]}  a request a line
+    {"timestamp"?: ms, "session_id"?, "delay"?: ms, "input_length", "output_length", "hash_ids": [...]}
 
-A delay begins with the response before it in the session. The size of blocks is not in the file; other fields (priority, extra, …) are
-not regarded.
+A delay begins with the response before it in the session. The size of blocks is not in the file; other fields
+(priority, extra, …) are not regarded.
 """
 
 from __future__ import annotations
