@@ -95,7 +95,7 @@ def parse_live_pool(text: str) -> LivePool:
         active_pool=active_pool,
         mean_prompt_tokens=values["mean_prompt_tokens"] or 0.0,
         working_set_bytes=values["working_set_bytes"] or 0.0,
-        tier_gib=capacity_bytes / _GIB if capacity_bytes else None,
+        tier_gib=capacity_bytes / _GIB if capacity_bytes and 0 < capacity_bytes < math.inf else None,
         gpu_kv_tokens=_gpu_kv_tokens(snapshot),
     )
 

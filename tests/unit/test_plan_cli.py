@@ -174,6 +174,11 @@ def test_a_live_engine_says_pool_prompts_tier_and_gpu_cache(model):
     assert any("does not follow" in note for note in other_tp["notes"])
 
 
+@pytest.mark.parametrize("capacity", ["0.0", "NaN", "+Inf", "-1.0"])
+def test_a_tier_of_no_size_is_none(capacity):
+    assert parse_live_pool(METRICS.replace("5.36870912e+08", capacity)).tier_gib is None
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
