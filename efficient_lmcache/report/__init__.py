@@ -14,6 +14,7 @@
 
     lookups         which call a decision was taken for
     prefixes        what a trace's calls share with the one before
+    sweep_fields    what is read of a sweep.json, checked
     redecide        the policies of `core.admission`, asked again
 
 Every result is a frozen dataclass of plain values (`to_json`). An analysis that a run's files do not allow is an
