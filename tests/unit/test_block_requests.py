@@ -86,6 +86,12 @@ def test_times_may_be_absent(tmp_path: Path) -> None:
     assert [(call.start_s, call.interval_s) for call in calls] == [(None, 0.0), (None, 0.0)]
 
 
+def test_a_prompt_that_only_ends_as_another_one_continues_no_lane(tmp_path: Path) -> None:
+    rows = [turn(None, 1024, [5, 7]), turn(None, 1536, [9, 7, 8]), turn(None, 1536, [5, 7, 8])]
+    references = References.concatenate(open_stream(write(tmp_path / "m.jsonl", rows)))
+    assert references.lane.tolist() == [0, 1, 0]
+
+
 def test_a_block_behind_another_one_is_another_chunk(tmp_path: Path) -> None:
     prompts = [[1, 2, 3], [4, 2, 3], [1, 2, 3, 5], [2, 3]]
     source = write(tmp_path / "m.jsonl", [turn(number, 512 * len(ids), ids) for number, ids in enumerate(prompts)])
