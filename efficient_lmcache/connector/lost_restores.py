@@ -96,7 +96,9 @@ class LostRestores:
         self._latest_stores.append(stores)
 
     def _store_of(self, request: ReqMeta) -> _Store:
-        blocks = (request.slot_mapping // self._impl._block_size).unique().tolist()
+        block_tokens = self._impl._block_size
+        # A request's slots begin with a block, and blocks are whole.
+        blocks = (request.slot_mapping[::block_tokens] // block_tokens).tolist()
         assert request.save_spec is not None
         return _Store(
             frozenset(blocks), request.token_ids, request.save_spec.skip_leading_tokens, request.request_configs

@@ -267,6 +267,17 @@ class TestLMCache:
             source(LMCacheConnectorV1Impl.update_state_after_alloc).split()
         )
 
+    def test_an_asynchronous_restore_leaves_its_event_behind_and_a_steps_end_releases_by_it_again(self):
+        """`connector/async_restores.py` takes it away; once LMCache does, that can go."""
+        from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl
+        from lmcache.v1.cache_engine import LMCacheEngine
+
+        assert "pop_event" not in source(LMCacheEngine._async_process_tokens_internal)
+        assert "pop_event" not in source(LMCacheEngine.retrieve)
+        assert "self.cleanup_memory_objs(lookup_id)" in source(LMCacheEngine.lookup_unpin)
+        assert "self.lmcache_engine.lookup_unpin(request.req_id)" in source(LMCacheConnectorV1Impl.wait_for_save)
+        assert "self.async_loading" in source(LMCacheConnectorV1Impl)
+
     def test_what_is_computed_over_a_lost_restore_is_stored(self):
         """`connector/lost_restores.py` withholds it; once LMCache does, that can go."""
         from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl, ReqMeta, SaveSpec
