@@ -15,6 +15,7 @@ from efficient_lmcache.replay.cli_common import check_output, user_errors
 from efficient_lmcache.replay.describe import describe
 from efficient_lmcache.replay.importers.formats import IMPORTERS
 from efficient_lmcache.replay.importers.importing import AUTO, import_recording
+from efficient_lmcache.replay.importers.records import RecordError, stop
 from efficient_lmcache.replay.progress_bar import progress_bar
 from efficient_lmcache.replay.synthesize import Workload
 from efficient_lmcache.replay.synthesize import synthesize as write_synthetic
@@ -42,9 +43,11 @@ def import_(
     tasks: Annotated[int | None, typer.Option(help="How many tasks to sample; all by default.")] = None,
     seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
     vocab: Annotated[int | None, typer.Option(help="Token ids are below it; text's are folded into so many.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad records out and count them.")] = False,
     force: Force = False,
 ) -> None:
     """Make a trace of recorded agents or requests."""
+    bad: list[RecordError] = []
     with user_errors():
         check_output(out, force)
         with progress_bar("importing", "tasks") as progress:
@@ -56,8 +59,11 @@ def import_(
                 tasks=tasks,
                 seed=seed,
                 vocab_size=vocab,
+                skip=bad.append if skip_bad else stop,
                 progress=progress,
             )
+        if bad:
+            typer.echo(f"bad records left out: {len(bad)}; the first: {bad[0]}", err=True)
         _say_written(out)
 
 

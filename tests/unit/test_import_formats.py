@@ -322,3 +322,35 @@ def test_a_history_that_does_not_tell_its_prompts_is_refused(tmp_path: Path) -> 
     (tmp_path / "output.jsonl").write_text(json.dumps(record))
     with pytest.raises(ValueError, match=r"output\.jsonl: line 1: history\[5\]: is a condensation"):
         list(history_tasks(tmp_path / "output.jsonl"))
+
+
+def spoiled(name: str, directory: Path) -> Path:
+    """A copy of a golden recording with one more record, which is cut off."""
+    copied = directory / "recording"
+    shutil.copytree(GOLDEN / name, copied)
+    some = next(path for path in sorted(copied.rglob("*")) if path.is_file())
+    if some.suffix == ".jsonl":
+        with some.open("ab") as file:
+            file.write(b'{"cut of')
+        return some
+    some.with_name(f"0-{some.name}").write_bytes(b'{"cut of')
+    return copied
+
+
+@pytest.mark.parametrize("name", [*TEXT, *BLOCKS])
+def test_a_bad_record_ends_an_import_or_is_left_out_and_counted(name: str, tmp_path: Path) -> None:
+    source, out, whole = spoiled(name, tmp_path), tmp_path / "out.trace", tmp_path / "whole.trace"
+    options = ("--tokenizer", "bpe:300") if name in TEXT else ()
+    assert run_import(source_of(name), whole, *options).exit_code == 0
+
+    stopped = run_import(source, out, *options)
+    left_out = run_import(source, out, *options, "--skip-bad")
+
+    assert stopped.exit_code == 2
+    assert "not JSON" in stopped.output
+    assert left_out.exit_code == 0, left_out.output
+    assert "bad records left out: 1; the first: " in left_out.output
+    with TraceReader(out) as reader, TraceReader(whole) as expected:
+        assert reader.manifest.history[0]["bad_records"] == 1
+        assert "bad_records" not in expected.manifest.history[0]
+        assert reader.tasks == expected.tasks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 from efficient_lmcache.core.references import Ints
 from efficient_lmcache.replay.importers import records
 from efficient_lmcache.replay.importers.lanes import LaneGuess
-from efficient_lmcache.replay.importers.records import RecordError, RecordingError
+from efficient_lmcache.replay.importers.records import RecordError, RecordingError, Skip
 from efficient_lmcache.replay.importers.tasks import BlockCall, BlockTask, pause_s
 
 BLOCKS_UNSIZED = (
@@ -163,10 +164,10 @@ def _first_block(request: BlockRequest) -> int | None:
     return int(request.block_ids[0]) if request.full_blocks else None
 
 
-def parsed(source: Path, parse: Parse, usual_block_tokens: int) -> tuple[int, Iterator[BlockRequest]]:
+def parsed(source: Path, parse: Parse, usual_block_tokens: int, skip: Skip) -> tuple[int, Iterator[BlockRequest]]:
     """The tokens of a trace's blocks, and its requests."""
     size = block_tokens(source, usual_block_tokens)
-    return size, (parse(line, where, size) for where, line in records.lines(source))
+    return size, records.kept((partial(parse, line, where, size) for where, line in records.lines(source)), skip)
 
 
 def lane_tasks(source: Path, requests: Iterable[BlockRequest], size: int) -> Iterator[BlockTask]:

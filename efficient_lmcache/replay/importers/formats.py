@@ -10,7 +10,7 @@ from typing import Any
 
 from efficient_lmcache.replay.importers import bailian, mini_swe_agent, mooncake, openhands, records, swe_agent, weka
 from efficient_lmcache.replay.importers.openhands_files import completion_files, completion_folders
-from efficient_lmcache.replay.importers.records import RecordError, RecordingError
+from efficient_lmcache.replay.importers.records import RecordError, RecordingError, Skip
 from efficient_lmcache.replay.importers.tasks import BlockTask, TextTask
 from efficient_lmcache.replay.importers.weka_files import session_files
 from efficient_lmcache.replay.trace import TraceError, TraceReader
@@ -33,11 +33,11 @@ class TextFormat:
     """Recordings of messages.
 
     Attributes:
-        tasks: every task of a file or directory, one at a time; raises a ValueError that names file, record and field.
+        tasks: every task of a file or directory, one at a time; a bad record's error names file, record and field.
         assumptions: what the recording does not tell, and what is assumed instead.
     """
 
-    tasks: Callable[[Path], Iterator[TextTask]]
+    tasks: Callable[[Path, Skip], Iterator[TextTask]]
     assumptions: tuple[str, ...]
 
 
@@ -45,7 +45,7 @@ class TextFormat:
 class BlockFormat:
     """Recordings of blocks with ids; as `TextFormat`."""
 
-    tasks: Callable[[Path], Iterator[BlockTask]]
+    tasks: Callable[[Path, Skip], Iterator[BlockTask]]
     assumptions: tuple[str, ...]
 
 
@@ -63,7 +63,7 @@ IMPORTERS: dict[str, TextFormat | BlockFormat] = {
 _ALLOWED = f"--format may be {', '.join(IMPORTERS)}"
 
 
-def detect(source: Path) -> str:
+def detect(source: Path, skip_bad: bool = False) -> str:
     """The format's name; RecordingError where it is none of them, naming them all."""
     if not source.exists():
         raise RecordingError(f"{source}: no such file or directory")
@@ -73,7 +73,7 @@ def detect(source: Path) -> str:
         return name
     _require_no_trace(source)
     if (name := named_format(source)) is None:
-        found = first_object(source)
+        found = first_object(source, skip_bad)
         if found is None:
             raise RecordingError(f"{source}: has no record to tell its format; {_ALLOWED}")
         if (name := record_format(found[0])) is None:

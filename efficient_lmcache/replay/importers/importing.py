@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from efficient_lmcache.replay.importers.blocks import BlockTokens
 from efficient_lmcache.replay.importers.formats import IMPORTERS, BlockFormat, TextFormat, detect
-from efficient_lmcache.replay.importers.records import RecordingError
+from efficient_lmcache.replay.importers.records import RecordError, RecordingError, Skip, ignore, stop
 from efficient_lmcache.replay.importers.rendering import rendered_calls
 from efficient_lmcache.replay.importers.tasks import BlockTask, TextTask, UniqueNames
 from efficient_lmcache.replay.model import DEFAULT_VOCAB_SIZE
@@ -42,6 +42,7 @@ def import_recording(
     tasks: int | None = None,
     seed: int = 0,
     vocab_size: int | None = None,
+    skip: Skip = stop,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Write the tasks of a recording as a trace; those without a call are skipped and counted.
@@ -55,6 +56,7 @@ def import_recording(
         vocab_size: recordings of text: fold token ids into this many (id modulo vocab_size) when the tokenizer has
             more; equal text stays equal tokens, so that shared prefixes stay what they were. Recordings of blocks: the
             made-up ids are below it; 16,384 by default.
+        skip: called with the error of each malformed record, which is left out and counted unless this raises it.
         progress: called with (tasks written, tasks in all).
 
     Raises ValueError (RecordingError or TraceError) naming file, record and field of what is malformed, or saying which
@@ -65,12 +67,13 @@ def import_recording(
         raise RecordingError(f"--vocab is {vocab_size}; it must be at least 1")
     if format_ not in (AUTO, *IMPORTERS):
         raise RecordingError(f"--format {format_!r} is unknown; allowed are {AUTO}, {', '.join(IMPORTERS)}")
-    name = detect(source) if format_ == AUTO else format_
+    name = detect(source, skip_bad=skip is not stop) if format_ == AUTO else format_
     _check_tokenizer(source, name, tokenizer)
-    chosen = _choose(source, name, tasks, seed)
+    chosen = _choose(source, name, tasks, seed, skip)
     encoding = _encoding(source, name, tokenizer, vocab_size, chosen)
     step = {"step": "import", "tasks": len(chosen.numbers), "seed": seed, "skipped_without_calls": chosen.skipped}
-    step |= {name: count for name in ("repeated_names", "unknown_intervals") if (count := getattr(chosen, name))}
+    counted = ("bad_records", "repeated_names", "unknown_intervals")
+    step |= {name: count for name in counted if (count := getattr(chosen, name))}
     manifest = Manifest(
         vocab_size=encoding.vocab_size,
         tokenizer=encoding.tokenizer,
@@ -92,6 +95,7 @@ class _Chosen:
     Attributes:
         numbers: of the tasks with calls.
         skipped: tasks that have none.
+        bad_records: left out, as they are malformed.
         repeated_names: tasks with calls that are named as one before them.
         unknown_intervals: calls of the chosen tasks whose interval the recording does not tell.
         began_s: when the recording's earliest call was made; 0 where none is told.
@@ -99,6 +103,7 @@ class _Chosen:
 
     numbers: frozenset[int]
     skipped: int
+    bad_records: int
     repeated_names: int
     unknown_intervals: int
     began_s: float
@@ -123,11 +128,17 @@ def _check_tokenizer(source: Path, name: str, tokenizer: str | None) -> None:
         )
 
 
-def _choose(source: Path, name: str, tasks: int | None, seed: int) -> _Chosen:
+def _choose(source: Path, name: str, tasks: int | None, seed: int, skip: Skip) -> _Chosen:
     names = UniqueNames()
+    bad: list[RecordError] = []
+
+    def leave_out(error: RecordError) -> None:
+        skip(error)
+        bad.append(error)
+
     unknown_intervals: list[int] = []
     skipped, began_s = 0, math.inf
-    for task in IMPORTERS[name].tasks(source):
+    for task in IMPORTERS[name].tasks(source, leave_out):
         if not task.calls:
             skipped += 1
             continue
@@ -142,7 +153,7 @@ def _choose(source: Path, name: str, tasks: int | None, seed: int) -> _Chosen:
         raise RecordingError(f"{source}: cannot take {tasks} tasks; it has {available} with calls")
     numbers = frozenset(random.Random(seed).sample(range(available), count))
     unknown = sum(unknown_intervals[number] for number in numbers)
-    return _Chosen(numbers, skipped, names.repeated, unknown, began_s if math.isfinite(began_s) else 0.0)
+    return _Chosen(numbers, skipped, len(bad), names.repeated, unknown, began_s if math.isfinite(began_s) else 0.0)
 
 
 def _encoding(source: Path, name: str, tokenizer: str | None, vocab_size: int | None, chosen: _Chosen) -> _Encoding:
@@ -157,7 +168,7 @@ def _text_encoding(
     source: Path, recording: TextFormat, tokenizer: str, vocab_size: int | None, chosen: _Chosen
 ) -> _Encoding:
     def tasks() -> Iterator[TextTask]:
-        return _picked(recording.tasks(source), chosen)
+        return _picked(recording.tasks(source, ignore), chosen)
 
     encoder = load_tokenizer(tokenizer, lambda: (text for task in tasks() for text in task.texts))
     size = min(vocab_size or encoder.vocab_size, encoder.vocab_size)
@@ -171,7 +182,7 @@ def _text_encoding(
 
 def _block_encoding(source: Path, recording: BlockFormat, vocab_size: int, chosen: _Chosen) -> _Encoding:
     tokens = BlockTokens(vocab_size)
-    tasks = _picked(recording.tasks(source), chosen)
+    tasks = _picked(recording.tasks(source, ignore), chosen)
     return _Encoding(
         tokenizer="synthetic",
         vocab_size=vocab_size,

@@ -6,10 +6,11 @@ The prompt of a call is all messages before it, its output the assistant message
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from efficient_lmcache.replay.importers.records import RecordError
+from efficient_lmcache.replay.importers.records import RecordError, Skip, kept, stop
 from efficient_lmcache.replay.importers.tasks import DECODE_TOKENS_PER_S, TextCall, TextTask, pause_s
 from efficient_lmcache.replay.importers.trajectory_files import Message, Trajectory, read_trajectories
 
@@ -23,21 +24,12 @@ ASSUMPTIONS = (
 )
 
 
-def tasks(source: Path, skip: Callable[[RecordError], None] | None = None) -> Iterator[TextTask]:
+def tasks(source: Path, skip: Skip = stop) -> Iterator[TextTask]:
     """Every trajectory as a task; intervals that its messages do not tell are nan.
 
-    RecordError names file, line and field of what is malformed; with `skip`, a malformed trajectory is left out
-    instead, and `skip` called with its error.
+    RecordError names file, line and field of what is malformed.
     """
-    for trajectory in read_trajectories(source, skip):
-        try:
-            task = trajectory_task(trajectory)
-        except RecordError as error:
-            if skip is None:
-                raise
-            skip(error)
-        else:
-            yield task
+    return kept((partial(trajectory_task, each) for each in read_trajectories(source, skip)), skip)
 
 
 def trajectory_task(trajectory: Trajectory) -> TextTask:

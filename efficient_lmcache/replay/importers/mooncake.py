@@ -7,6 +7,7 @@ from pathlib import Path
 
 from efficient_lmcache.replay.importers.block_requests import BLOCKS_UNSIZED, lane_tasks, parsed
 from efficient_lmcache.replay.importers.mooncake_files import BLOCK_TOKENS, parse_request
+from efficient_lmcache.replay.importers.records import Skip, stop
 from efficient_lmcache.replay.importers.tasks import DECODE_TOKENS_PER_S, BlockTask
 
 BLOCKS = BLOCKS_UNSIZED.format(BLOCK_TOKENS)
@@ -21,7 +22,7 @@ ASSUMPTIONS = (
 )
 
 
-def tasks(source: Path) -> Iterator[BlockTask]:
+def tasks(source: Path, skip: Skip = stop) -> Iterator[BlockTask]:
     """Every task, by its first request; RecordError names file, line and field of what is malformed."""
-    size, requests = parsed(source, parse_request, BLOCK_TOKENS)
+    size, requests = parsed(source, parse_request, BLOCK_TOKENS, skip)
     yield from lane_tasks(source, requests, size)

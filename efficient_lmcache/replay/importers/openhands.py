@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from efficient_lmcache.replay.importers import records
@@ -15,7 +16,7 @@ from efficient_lmcache.replay.importers.openhands_files import (
     parse_history,
     read_completion,
 )
-from efficient_lmcache.replay.importers.records import RecordingError
+from efficient_lmcache.replay.importers.records import RecordingError, Skip, kept, stop
 from efficient_lmcache.replay.importers.rendering import RENDERED
 from efficient_lmcache.replay.importers.tasks import DECODE_TOKENS_PER_S, TextCall, TextTask, pause_s
 
@@ -37,19 +38,28 @@ COMPLETIONS_ASSUMPTIONS = (
 )
 
 
-def history_tasks(source: Path) -> Iterator[TextTask]:
+def history_tasks(source: Path, skip: Skip = stop) -> Iterator[TextTask]:
     """Every instance of an ``output.jsonl``; RecordError names file, line and field of what is malformed."""
-    for where, line in records.lines(source):
-        yield trajectory_task(parse_history(line, where))
+    return kept((partial(history_task, line, where) for where, line in records.lines(source)), skip)
 
 
-def completions_tasks(source: Path) -> Iterator[TextTask]:
-    """Every folder of calls; RecordError names file and field of what is malformed."""
+def history_task(line: bytes, where: str) -> TextTask:
+    """A line's instance."""
+    return trajectory_task(parse_history(line, where))
+
+
+def completions_tasks(source: Path, skip: Skip = stop) -> Iterator[TextTask]:
+    """Every folder of calls; RecordError names file and field of what is malformed, a call."""
     folders = completion_folders(source) if source.is_dir() else []
     if not folders:
         raise RecordingError(f"{source}: is no folder of llm_completions: it has no *.json, nor has a folder in it")
     for folder in folders:
-        yield completions_task(folder, [read_completion(file) for file in completion_files(folder)])
+        yield completions_task(folder, list(read_completions(folder, skip)))
+
+
+def read_completions(folder: Path, skip: Skip) -> Iterator[Completion]:
+    """A folder's calls, by name."""
+    return kept((partial(read_completion, file) for file in completion_files(folder)), skip)
 
 
 def completions_task(folder: Path, completions: Sequence[Completion]) -> TextTask:

@@ -10,10 +10,10 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -42,6 +42,32 @@ class RecordingError(ValueError):
 
 class RecordError(RecordingError):
     """One malformed record; the records after it can still be read."""
+
+
+_Record = TypeVar("_Record")
+
+Skip = Callable[[RecordError], None]
+"""Is called with the error of a malformed record, which is left out unless this raises it."""
+
+
+def stop(error: RecordError) -> None:
+    """The `Skip` that leaves nothing out."""
+    raise error
+
+
+def ignore(error: RecordError) -> None:
+    """The `Skip` for another pass over the same recording, whose first one has counted or raised it."""
+
+
+def kept(reads: Iterable[Callable[[], _Record]], skip: Skip) -> Iterator[_Record]:
+    """What each of `reads` returns, without those that raise RecordError."""
+    for read in reads:
+        try:
+            record = read()
+        except RecordError as error:
+            skip(error)
+        else:
+            yield record
 
 
 def lines(path: Path, progress: Progress | None = None) -> Iterator[tuple[str, bytes]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from efficient_lmcache.replay.importers.records import RecordError
+from efficient_lmcache.replay.importers.records import Skip, kept, stop
 from efficient_lmcache.replay.importers.rendering import RENDERED
 from efficient_lmcache.replay.importers.swe_agent_files import read_attempts, trajectory_files
 from efficient_lmcache.replay.importers.tasks import TextTask
@@ -21,18 +22,11 @@ ASSUMPTIONS = (
 )
 
 
-def tasks(source: Path, skip: Callable[[RecordError], None] | None = None) -> Iterator[TextTask]:
-    """Every attempt of every file.
+def tasks(source: Path, skip: Skip = stop) -> Iterator[TextTask]:
+    """Every attempt of every file; RecordError names file and field of what is malformed, and spoils the whole file."""
+    for attempts in kept((partial(_attempts, file) for file in trajectory_files(source)), skip):
+        yield from attempts
 
-    RecordError names file and field of what is malformed; with `skip`, a malformed file is left out instead, and `skip`
-    called with its error.
-    """
-    for file in trajectory_files(source):
-        try:
-            attempts = list(read_attempts(file))
-        except RecordError as error:
-            if skip is None:
-                raise
-            skip(error)
-        else:
-            yield from attempts
+
+def _attempts(file: Path) -> list[TextTask]:
+    return list(read_attempts(file))

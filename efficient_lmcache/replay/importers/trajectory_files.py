@@ -17,7 +17,7 @@ from typing import Any
 
 from efficient_lmcache.replay.importers import records
 from efficient_lmcache.replay.importers.messages import message_text, optional
-from efficient_lmcache.replay.importers.records import RecordError, RecordingError
+from efficient_lmcache.replay.importers.records import RecordError, RecordingError, Skip, stop
 from efficient_lmcache.replay.importers.responses import as_chat_message
 
 FORMATS = ("mini-swe-agent-1", "mini-swe-agent-1.1")
@@ -46,21 +46,12 @@ class Trajectory:
     where: str
 
 
-def read_trajectories(source: Path, skip: Callable[[RecordError], None] | None = None) -> Iterator[Trajectory]:
+def read_trajectories(source: Path, skip: Skip = stop) -> Iterator[Trajectory]:
     """Every trajectory, a file's in its order, a directory's by path.
 
-    RecordError names file, line and field of what is malformed; with `skip`, a malformed trajectory is left out
-    instead, and `skip` called with its error. RecordingError for what cannot be read at all.
+    RecordError names file, line and field of what is malformed. RecordingError for what cannot be read at all.
     """
-    for read in _readers(source):
-        try:
-            trajectory = read()
-        except RecordError as error:
-            if skip is None:
-                raise
-            skip(error)
-        else:
-            yield trajectory
+    return records.kept(_readers(source), skip)
 
 
 def _readers(source: Path) -> Iterator[Callable[[], Trajectory]]:

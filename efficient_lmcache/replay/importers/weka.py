@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from efficient_lmcache.replay.importers import records
+from efficient_lmcache.replay.importers.records import Skip, kept, stop
 from efficient_lmcache.replay.importers.tasks import DECODE_TOKENS_PER_S, BlockCall, BlockTask, pause_s
 from efficient_lmcache.replay.importers.weka_files import WekaBlocks, WekaRequest, blocks_of, parse_session, sessions
 
@@ -23,15 +25,22 @@ ASSUMPTIONS = (
 )
 
 
-def tasks(source: Path) -> Iterator[BlockTask]:
+def tasks(source: Path, skip: Skip = stop) -> Iterator[BlockTask]:
     """Every lane of every session; RecordError names file, line and field of what is malformed."""
     blocks: WekaBlocks | None = None
     unnamed = 0
-    for where, line in sessions(source):
-        if blocks is None:
-            blocks = blocks_of(records.parse_object(line, where), where)
+
+    def read(line: bytes, where: str) -> tuple[str, list[WekaRequest]]:
+        nonlocal blocks
+        expected = blocks or blocks_of(records.parse_object(line, where), where)
+        requests = parse_session(line, where, expected)
+        blocks = expected
+        return where, requests
+
+    for where, session in kept((partial(read, line, where) for where, line in sessions(source)), skip):
+        assert blocks is not None
         lanes: dict[str, list[WekaRequest]] = {}
-        for request in parse_session(line, where, blocks):
+        for request in session:
             lanes.setdefault(request.lane_name, []).append(request)
         for name, requests in lanes.items():
             calls: list[BlockCall] = []

@@ -5,26 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from efficient_lmcache.replay.importers import records
-from efficient_lmcache.replay.importers.mini_swe_agent import trajectory_task
 from efficient_lmcache.replay.importers.openhands import (
     ABSENT,
     HISTORY_INTERVALS,
     HISTORY_PROMPTS,
     completions_task,
+    completions_tasks,
+    history_task,
+    history_tasks,
+    read_completions,
 )
-from efficient_lmcache.replay.importers.openhands_files import (
-    Completion,
-    completion_files,
-    completion_folders,
-    parse_history,
-    read_completion,
-)
-from efficient_lmcache.replay.importers.records import RecordError
+from efficient_lmcache.replay.importers.openhands_files import completion_folders
+from efficient_lmcache.replay.importers.records import ignore
 from efficient_lmcache.replay.importers.rendering import RENDERED, rendered_calls
-from efficient_lmcache.replay.importers.tasks import TextTask
 from efficient_lmcache.replay.trace import Call
 from efficient_lmcache.sizing.readers.trajectories import TextRecording
 
@@ -36,21 +31,11 @@ class OpenHandsHistories(TextRecording):
 
     def tasks(self) -> Iterator[tuple[str, Iterable[Call]]]:
         tokenizer = self.load_tokenizer()
-        for task in self._parsed(records.lines(self.path, self._progress), _history_task):
+        for task in self._parsed(records.lines(self.path, self._progress), history_task):
             yield task.task_id, rendered_calls(task.calls, tokenizer)
 
     def _texts(self) -> Iterator[str]:
-        for where, line in records.lines(self.path):
-            try:
-                task = _history_task(line, where)
-            except RecordError:
-                continue  # counted or raised in the pass that yields calls
-            if task.calls:
-                yield from task.texts
-
-
-def _history_task(line: bytes, where: str) -> TextTask:
-    return trajectory_task(parse_history(line, where))
+        return (text for task in history_tasks(self.path, ignore) if task.calls for text in task.texts)
 
 
 class OpenHandsCompletions(TextRecording):
@@ -66,27 +51,11 @@ class OpenHandsCompletions(TextRecording):
         tokenizer = self.load_tokenizer()
         folders = completion_folders(self.path)
         for number, folder in enumerate(folders):
-            task = completions_task(folder, list(self._completions(folder)))
+            task = completions_task(folder, list(read_completions(folder, self._skip_or_raise)))
             calls = [replace(call, interval_s=math.nan) for call in task.calls]
             yield task.task_id, rendered_calls(calls, tokenizer)
             if self._progress is not None:
                 self._progress(number + 1, len(folders))
 
-    def _completions(self, folder: Path) -> Iterator[Completion]:
-        for file in completion_files(folder):
-            try:
-                yield read_completion(file)
-            except RecordError as error:
-                self._skip_or_raise(error)
-
     def _texts(self) -> Iterator[str]:
-        for folder in completion_folders(self.path):
-            yield from completions_task(folder, list(self._good(folder))).texts
-
-    def _good(self, folder: Path) -> Iterator[Completion]:
-        """The calls that can be read; bad ones are reported (or counted) in the pass that yields calls."""
-        for file in completion_files(folder):
-            try:
-                yield read_completion(file)
-            except RecordError:
-                continue
+        return (text for task in completions_tasks(self.path, ignore) for text in task.texts)

@@ -7,13 +7,15 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from efficient_lmcache.core.references import Ints, References
-from efficient_lmcache.replay.importers.records import Progress, RecordError, RecordingError
+from efficient_lmcache.replay.importers import records
+from efficient_lmcache.replay.importers.records import Progress, RecordingError
 from efficient_lmcache.replay.importers.tasks import UniqueNames
 from efficient_lmcache.replay.trace import common_prefix_tokens
 
@@ -111,13 +113,7 @@ class Recording(ABC):
 
     def _parsed(self, raw: Iterable[tuple[str, bytes]], parse: Callable[[bytes, str], _Record]) -> Iterator[_Record]:
         """The records that parse; the others end the reading, or are counted where bad records are skipped."""
-        for where, line in raw:
-            try:
-                record = parse(line, where)
-            except RecordError as error:
-                self._skip_or_raise(error)
-            else:
-                yield record
+        return records.kept((partial(parse, line, where) for where, line in raw), self._skip_or_raise)
 
     def _skip_or_raise(self, error: ValueError) -> None:
         """Count a bad record, where those are skipped."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from efficient_lmcache.replay.importers import mini_swe_agent, swe_agent
-from efficient_lmcache.replay.importers.records import Progress, RecordingError
+from efficient_lmcache.replay.importers.records import Progress, RecordingError, Skip, ignore
 from efficient_lmcache.replay.importers.rendering import rendered_calls
 from efficient_lmcache.replay.importers.tasks import TextTask
 from efficient_lmcache.replay.tokenizers import ALLOWED, Tokenizer, load_tokenizer
@@ -50,7 +50,7 @@ class _Trajectories(TextRecording):
     """Trajectories as the trace importer reads them: one is one lane and one session."""
 
     @abstractmethod
-    def _read(self, skip: Callable[[ValueError], None]) -> Iterator[TextTask]:
+    def _read(self, skip: Skip) -> Iterator[TextTask]:
         """Every trajectory; `skip` is called with the error of each that is malformed."""
 
     def tasks(self) -> Iterator[tuple[str, Iterable[Call]]]:
@@ -66,12 +66,12 @@ class _Trajectories(TextRecording):
                 self._progress(done, total)
 
     def _texts(self) -> Iterator[str]:
-        return (text for task in self._read(_ignore) if task.calls for text in task.texts)
+        return (text for task in self._read(ignore) if task.calls for text in task.texts)
 
     def _look_ahead(self) -> tuple[float, int]:
         """When the first call was made, and how many trajectories have calls."""
         began_s, total = math.inf, 0
-        for task in self._read(_ignore):
+        for task in self._read(ignore):
             began_s = min([began_s, *(call.start_s for call in task.calls if call.start_s is not None)])
             total += bool(task.calls)
         return began_s, total
@@ -82,7 +82,7 @@ class MiniSweAgent(_Trajectories):
 
     notes: tuple[str, ...] = mini_swe_agent.ASSUMPTIONS
 
-    def _read(self, skip: Callable[[ValueError], None]) -> Iterator[TextTask]:
+    def _read(self, skip: Skip) -> Iterator[TextTask]:
         return mini_swe_agent.tasks(self.path, skip)
 
 
@@ -91,9 +91,5 @@ class SweAgent(_Trajectories):
 
     notes: tuple[str, ...] = swe_agent.ASSUMPTIONS
 
-    def _read(self, skip: Callable[[ValueError], None]) -> Iterator[TextTask]:
+    def _read(self, skip: Skip) -> Iterator[TextTask]:
         return swe_agent.tasks(self.path, skip)
-
-
-def _ignore(error: ValueError) -> None:
-    """Another pass over the same file counts or raises it."""
