@@ -22,6 +22,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
 from efficient_lmcache.connector import vllm_adapter
 from efficient_lmcache.connector.connector import EfficientLMCacheConnector
 
@@ -30,13 +34,13 @@ REMEMBERED_PROMPTS = 8192
 
 
 class TimedConnector(EfficientLMCacheConnector):
-    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._rows = open(Path(os.environ["TIMINGS_DIR"]) / f"{os.getpid()}.jsonl", "a", buffering=1)  # noqa: SIM115
         self._row: dict[str, float] = {}
         self._looked_up: set[str] = set()
         if self._admission is not None:
-            self._fill_memory(vllm_adapter.hash_block_tokens(vllm_config))
+            self._fill_memory(vllm_adapter.hash_block_tokens(self._kv_cache_config))
             engine, admission = self._lmcache_engine, self._admission
             engine.get_num_new_matched_tokens = self._timed("lookup", engine.get_num_new_matched_tokens)
             admission.on_lookup = self._timed("decision", admission.on_lookup)  # type: ignore[method-assign]
