@@ -67,6 +67,10 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         self._options = parse_options(vllm_adapter.extra_config(vllm_config))
+        # In a worker, too, before LMCache starts: if the scheduler alone refused to start, LMCache's threads would keep
+        # its workers, and vLLM would wait for them for ever.
+        if vllm_adapter.is_first_rank(vllm_config):
+            _require_decision_log(self._options)
         super().__init__(vllm_config, role, kv_cache_config)
         self._stats = StatsCollector()
         self._engine_id = vllm_adapter.engine_id(vllm_config)
@@ -309,8 +313,16 @@ def close_parts(*parts: Closeable | None) -> None:
 def open_decision_log(options: ConnectorOptions, policy: AdmissionPolicy, engine_id: str) -> DecisionLog | None:
     if options.decision_log is None:
         return None
+    _require_decision_log(options)
+    return DecisionLog(options.decision_log, policy, time.monotonic, engine_id)
+
+
+def _require_decision_log(options: ConnectorOptions) -> None:
+    """OptionError where it is asked for and cannot be written."""
+    if options.decision_log is None:
+        return
     try:
-        return DecisionLog(options.decision_log, policy, time.monotonic, engine_id)
+        open(options.decision_log, "a").close()
     except OSError as error:
         raise OptionError(
             f"kv_connector_extra_config: efficient.decision_log={options.decision_log!r} cannot be written "

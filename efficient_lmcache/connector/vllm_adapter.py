@@ -73,6 +73,11 @@ def grouped_bytes_per_token(kv_cache_config: KVCacheConfig, tokens_per_block: Se
     return round(bytes_per_token)
 
 
+def is_first_rank(vllm_config: VllmConfig) -> bool:
+    """True in the scheduler, and in the first rank's worker, which is on its machine."""
+    return vllm_config.parallel_config.rank == 0
+
+
 def speaks_for_all_ranks(vllm_config: VllmConfig) -> bool:
     """Whether this worker's CPU tier stands for those of all ranks.
 

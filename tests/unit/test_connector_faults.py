@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +15,11 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl, LoadSpec
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.core.sched.output import NewRequestData
 
 from efficient_lmcache.connector import vllm_adapter
-from efficient_lmcache.connector.connector import close_parts, start_or_do_without
+from efficient_lmcache.connector.connector import EfficientLMCacheConnector, close_parts, start_or_do_without
 from efficient_lmcache.connector.lmcache_adapter import SchedulerSide, caches_of_the_model
 from efficient_lmcache.connector.options import OptionError
 
@@ -170,3 +172,14 @@ def test_every_part_is_closed_whatever_becomes_of_the_others(caplog):
     close_parts(parts[0], None, *parts[1:])
     assert all(part.closed for part in parts)
     assert "Closing Part failed: OSError: no space left" in caplog.text
+
+
+@pytest.mark.parametrize("role", KVConnectorRole)
+def test_a_decision_log_that_cannot_be_written_is_refused_before_lmcache_starts(role: Any, tmp_path: Path) -> None:
+    transfer_config = SimpleNamespace(
+        kv_connector_extra_config={"efficient.decision_log": str(tmp_path / "absent" / "log.jsonl")}
+    )
+    vllm_config: Any = SimpleNamespace(kv_transfer_config=transfer_config, parallel_config=SimpleNamespace(rank=0))
+
+    with pytest.raises(OptionError, match="cannot be written"):
+        EfficientLMCacheConnector(vllm_config, role, None)
