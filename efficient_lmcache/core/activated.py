@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from efficient_lmcache.core.footprint import text_config
+
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # These multiply twice in a feed-forward layer; all others gate, which takes a third matrix.
 _UNGATED = frozenset({"bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "opt", "phi", "starcoder2"})
@@ -22,7 +24,7 @@ def activated_parameters(config: Mapping[str, Any]) -> int:
     Raises:
         ValueError: naming the key that is missing, or what this function does not know how to count.
     """
-    text = config.get("text_config") or config
+    text = text_config(config)
     kinds = set(text.get("layer_types") or text.get("layers_block_type") or ())
     if kinds - {"full_attention", "sliding_attention", "chunked_attention", "attention"}:
         raise ValueError(f"layers of types {', '.join(sorted(map(str, kinds)))} cannot be counted")
@@ -51,7 +53,7 @@ class RoutedExperts(NamedTuple):
 
 def routed_experts(config: Mapping[str, Any]) -> RoutedExperts:
     """Weights of which a step reads only those that its tokens are routed to; config and errors as above."""
-    text = config.get("text_config") or config
+    text = text_config(config)
     layers = _sparse_layers(text, _size(text, "num_hidden_layers", "n_layer"))
     if not layers:
         return RoutedExperts(0, 1.0)

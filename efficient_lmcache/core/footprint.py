@@ -61,7 +61,7 @@ class KVFootprint:
         Raises:
             ValueError: naming the key that is missing or not understood, and what is allowed.
         """
-        text = config.get("text_config") or config
+        text = text_config(config)
         element_bytes = _element_bytes(text, config, kv_cache_dtype)
         layers = _growing_layers(text)
         if not layers:
@@ -89,6 +89,11 @@ class KVFootprint:
             raise ValueError(f"{_config_file(path)}: {error}") from error
         except (TypeError, AttributeError, KeyError, ZeroDivisionError) as error:
             raise ValueError(f"{_config_file(path)}: a field is of another kind than expected: {error}") from error
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a model that also sees or hears, its language model's part; elsewhere all of it."""
+    return config.get("text_config") or config
 
 
 def load_config(path: str | Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from efficient_lmcache import __version__
-from efficient_lmcache.core.footprint import KVFootprint
+from efficient_lmcache.core.footprint import KVFootprint, text_config
 from efficient_lmcache.core.workingset import gamma_h, reuse_working_set_bytes
 from efficient_lmcache.replay.driver import ReplayOptionError
 from efficient_lmcache.replay.options import RunOptions
@@ -49,7 +49,7 @@ def read_model(model: Path, tensor_parallel: int = 1) -> ModelFacts:
     except ValueError as error:
         raise ReplayOptionError(str(error)) from error
     config = json.loads(file.read_text())
-    text = config.get("text_config") or config
+    text = text_config(config)
     vocab_size = text.get("vocab_size")
     if not isinstance(vocab_size, int):
         raise ReplayOptionError(f"{file}: vocab_size is {vocab_size!r}; it must be an integer")

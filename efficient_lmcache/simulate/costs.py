@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from efficient_lmcache.core.activated import activated_parameters, routed_experts
-from efficient_lmcache.core.footprint import KVFootprint
+from efficient_lmcache.core.footprint import KVFootprint, text_config
 from efficient_lmcache.simulate._engine_state import StepCosts
 from efficient_lmcache.simulate.profiles import Profile
 
@@ -58,7 +58,7 @@ class ModelShape:
     @classmethod
     def of(cls, config: Mapping[str, Any], kv_cache_dtype: str = "auto") -> ModelShape:
         """From a parsed Hugging Face `config.json`, with the errors of `activated_parameters` and `KVFootprint`."""
-        text = config.get("text_config") or config
+        text = text_config(config)
         experts = routed_experts(config)
         footprint = KVFootprint.from_config(config, kv_cache_dtype)
         # A window is short beside an agent's prompt: attending to it costs next to nothing.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from efficient_lmcache.core.activated import activated_parameters
-from efficient_lmcache.core.footprint import KVFootprint, load_config
+from efficient_lmcache.core.footprint import KVFootprint, load_config, text_config
 from efficient_lmcache.sizing.hardware import Hardware, load_hardware
 from efficient_lmcache.sizing.live import LivePool, read_live_pool
 from efficient_lmcache.sizing.plan import Deployment
@@ -154,7 +154,7 @@ def _check(options: PlanOptions) -> None:
 
 def _check_ranks(options: PlanOptions) -> None:
     config = load_config(options.model)
-    heads = (config.get("text_config") or config).get("num_attention_heads")
+    heads = text_config(config).get("num_attention_heads")
     if isinstance(heads, int) and heads % options.ranks:
         raise ValueError(
             f"--tp {options.ranks}: vLLM does not serve a model of {heads} attention heads on so many GPUs; it must "
@@ -213,7 +213,7 @@ def _live_notes(live: LivePool | None, bytes_per_token: int) -> tuple[str, ...]:
 
 def _state_notes(model: Path, counted_layers: int) -> tuple[str, ...]:
     config = load_config(model)
-    layers = (config.get("text_config") or config).get("num_hidden_layers")
+    layers = text_config(config).get("num_hidden_layers")
     if not isinstance(layers, int) or counted_layers >= layers:
         return ()
     return (
