@@ -10,7 +10,6 @@ import math
 
 from efficient_lmcache.replay.importers import records
 from efficient_lmcache.replay.importers.block_requests import BlockRequest
-from efficient_lmcache.replay.importers.records import RecordError
 
 BLOCK_TOKENS = 16
 _NO_PARENT = (-1, "-1")
@@ -19,9 +18,7 @@ _NO_PARENT = (-1, "-1")
 def parse_request(line: bytes, where: str, block_tokens: int) -> BlockRequest:
     """One line."""
     record = records.parse_object(line, where)
-    chat = records.identifier(record, "chat_id", where)
-    if chat is None:
-        raise RecordError(f"{where}: chat_id must be an integer or a non-empty text; it is absent")
+    chat = records.required_identifier(record, "chat_id", where)
     parent = records.identifier(record, "parent_chat_id", where)
     block_ids, prompt_tokens = records.blocks(record, where, block_tokens)
     return BlockRequest(

@@ -88,9 +88,7 @@ def parse_history(line: bytes, where: str) -> Trajectory:
         message = _event_message(event, response, bool(metadata), place)
         if message is not None:
             messages.append(message)
-    named = records.identifier(record, "instance_id", where)
-    if named is None:
-        raise RecordError(f"{where}: instance_id must be an integer or a non-empty text; it is absent")
+    named = records.required_identifier(record, "instance_id", where)
     return Trajectory(str(named), tuple(messages), where)
 
 

@@ -208,6 +208,14 @@ def identifier(record: dict[str, Any], field: str, where: str) -> int | str | No
     return text(record, field, where)
 
 
+def required_identifier(record: dict[str, Any], field: str, where: str) -> int | str:
+    """An integer or a text with at least one character."""
+    value = identifier(record, field, where)
+    if value is None:
+        raise RecordError(f"{where}: {field} must be an integer or a non-empty text; it is absent")
+    return value
+
+
 def block_counts(tokens: int, block_tokens: int) -> tuple[int, int]:
     """How many blocks a prompt of n tokens lists: its full ones, and possibly the last, partial one."""
     return tokens // block_tokens, -(-tokens // block_tokens)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from efficient_lmcache.replay.importers import bailian, bailian_files, mooncake, mooncake_files, records
 from efficient_lmcache.replay.importers.block_requests import BlockRequest, Lanes, Parse
-from efficient_lmcache.sizing.readers.recording import BlockRecording, ChunkedCall, NumberedPath, Numbering
+from efficient_lmcache.sizing.readers.recording import BlockRecording, ChunkedCall, NumberedPath, Numbering, block_call
 
 _OUTPUTS = "blocks are known for prompts only: what outputs leave behind is seen when a later prompt contains it"
 
@@ -25,17 +25,7 @@ class Requests(BlockRecording):
             if lane == len(self.lanes):
                 self._new_lane(request.name)
                 paths.append(NumberedPath(table, self._blocks_per_chunk))
-            keys = paths[lane].move_to(request.full_block_ids)
-            yield ChunkedCall(
-                keys=keys,
-                lookup_chunks=len(keys),
-                prompt_tokens=request.prompt_tokens,
-                output_tokens=request.output_tokens,
-                lane=lane,
-                session=session,
-                start_s=request.start_s,
-                interval_s=request.interval_s,
-            )
+            yield block_call(request, paths[lane].move_to(request.full_block_ids), lane, session)
         self.lanes_are_guessed = lanes.guessed > 0
         lanes.require_whole_prompts(self.path)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -179,6 +179,33 @@ class BlockRecording(Recording):
         super().__init__(path, chunk_tokens, skip_bad=skip_bad, progress=progress)
         self._block_tokens = block_tokens
         self._blocks_per_chunk = blocks_per_chunk(path, block_tokens, chunk_tokens)
+
+
+class BlockRequest(Protocol):
+    """What requests of all block recordings have; see `ChunkedCall`."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def output_tokens(self) -> int: ...
+    @property
+    def start_s(self) -> float: ...
+    @property
+    def interval_s(self) -> float: ...
+
+
+def block_call(request: BlockRequest, keys: Ints, lane: int, session: int) -> ChunkedCall:
+    """A request that looks all of its chunks up."""
+    return ChunkedCall(
+        keys=keys,
+        lookup_chunks=len(keys),
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens,
+        lane=lane,
+        session=session,
+        start_s=request.start_s,
+        interval_s=request.interval_s,
+    )
 
 
 def blocks_per_chunk(path: Path, block_tokens: int, chunk_tokens: int) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from efficient_lmcache.replay.importers.weka_files import WekaBlocks, parse_session, sessions
-from efficient_lmcache.sizing.readers.recording import BlockRecording, ChunkedCall, NumberedPath, Numbering
+from efficient_lmcache.sizing.readers.recording import BlockRecording, ChunkedCall, NumberedPath, Numbering, block_call
 
 _PRIVATE = "block ids are private to a session: sharing across sessions (system prompts, tools) is not recorded"
 
@@ -44,14 +44,4 @@ class WekaSessions(BlockRecording):
                     path = NumberedPath(table, self._blocks_per_chunk)
                     lanes[request.lane_name] = self._new_lane(request.lane_name), path
                 lane, path = lanes[request.lane_name]
-                keys = path.move_to(request.block_ids)
-                yield ChunkedCall(
-                    keys=keys,
-                    lookup_chunks=len(keys),
-                    prompt_tokens=request.prompt_tokens,
-                    output_tokens=request.output_tokens,
-                    lane=lane,
-                    session=session,
-                    start_s=request.start_s,
-                    interval_s=request.interval_s,
-                )
+                yield block_call(request, path.move_to(request.block_ids), lane, session)
