@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lmcache.v1.event_manager import EventStatus, EventType
-
 if TYPE_CHECKING:
     from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl
 
@@ -22,6 +20,9 @@ def forget_used(impl: LMCacheConnectorV1Impl, metadata: Any) -> None:
     engine = impl.lmcache_engine
     if engine is None or not impl.async_loading:
         return
+    # vLLM also loads the connector's module where it only wants our metrics; LMCache is not imported for that.
+    from lmcache.v1.event_manager import EventStatus, EventType
+
     events = engine.event_manager
     for request in metadata.requests:
         restored = request.load_spec is not None and request.load_spec.can_load

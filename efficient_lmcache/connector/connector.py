@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCac
 
 from efficient_lmcache.connector import plugin, vllm_adapter
 from efficient_lmcache.connector.admission import DecisionLog, RequestAdmission
+from efficient_lmcache.connector.async_restores import forget_used
 from efficient_lmcache.connector.client_params import ClientParams, drop_question
 from efficient_lmcache.connector.isolation import RequestIsolation
 from efficient_lmcache.connector.lost_restores import LossesHeard, LostRestores
@@ -194,12 +195,10 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
         self._guarded("Settling lost restores", lambda: self._lost.before_restores(self._get_connector_metadata()))
         super().start_load_kv(forward_context, **kwargs)
         self._guarded("Noting lost restores", self._lost.after_restores)
-        self._guarded("Releasing restored chunks once", self._forget_used)
-
-    def _forget_used(self) -> None:
-        from efficient_lmcache.connector.async_restores import forget_used
-
-        forget_used(self._lmcache_engine, self._get_connector_metadata())
+        self._guarded(
+            "Releasing restored chunks once",
+            lambda: forget_used(self._lmcache_engine, self._get_connector_metadata()),
+        )
 
     def wait_for_save(self) -> None:
         self._guarded("Withholding stores", lambda: self._lost.withhold_stores(self._get_connector_metadata()))
