@@ -51,7 +51,8 @@ def main() -> None:
 
 
 def _run(directory: Path) -> dict[str, Any]:
-    return json.loads((directory / "run.json").read_text())
+    run: dict[str, Any] = json.loads((directory / "run.json").read_text())
+    return run
 
 
 def _print_row(run: dict[str, Any], row: dict[str, Any], in_order: int) -> None:

@@ -114,11 +114,11 @@ def gpu_points() -> list[GpuPoint]:
     }
     points = [GpuPoint("cliff", *key, agents) for key, sweep in sweeps.items() for agents in sweep]
     points += [GpuPoint("sharing", small, "synthetic", 24, sharing=share) for share in (0.0, 0.5, 1.0)]
-    salted = [{"customers": 1}, {"customers": 2}, {"customers": 4}, {"sharing": 0.0}]
+    salted: list[dict[str, Any]] = [{"customers": 1}, {"customers": 2}, {"customers": 4}, {"sharing": 0.0}]
     points += [GpuPoint("salt", small, "synthetic", agents, **salt) for agents in range(4, 19, 2) for salt in salted]
     tiers = [(0.0, "write-through"), *((ratio, policy) for ratio in (1.0, 2.0) for policy in one_gpu.POLICIES)]
     for ratio, policy in tiers:
-        tier = {"ratio": ratio, "policy": policy}
+        tier: dict[str, Any] = {"ratio": ratio, "policy": policy}
         points += [GpuPoint("tier", small, "synthetic", agents, **tier) for agents in (16, 32, 48)]
         if policy == "write-through":
             points += [GpuPoint("tier", slots, "synthetic", agents, **tier) for agents in (48, 64)]
@@ -182,7 +182,8 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
     rows = [row for row in rows if row["study"] not in arguments.only]
-    points = [point for point in (*gpu_points(), *cluster_points()) if point.study in arguments.only]
+    every: Points = [*gpu_points(), *cluster_points()]
+    points = [point for point in every if point.study in arguments.only]
     rows += run_all(points, arguments)
     if "link" in arguments.only:
         rows += run_all(link_points(rows[-1]["read_gb_s"]), arguments)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from efficient_lmcache.core.references import Ints, References
+from efficient_lmcache.core.references import Floats, Ints, References
 from efficient_lmcache.core.reuse import stable_tokens
 from efficient_lmcache.simulate._engine_state import Calls, Engine, StepCosts
 from efficient_lmcache.simulate.costs import Costs
@@ -174,7 +174,7 @@ def _row(workload: Workload, made: Outcome, remotes: Sequence[RemoteTier]) -> Ro
     could = inside & (reusable > 0)
     long = inside & (calls.output_tokens * _STEPS_AT_ONCE >= _FEWEST_OUTPUT_TOKENS)
     rates = _STEPS_AT_ONCE * (calls.output_tokens - 1)[long] / (calls.finished_s - calls.first_token_s)[long]
-    in_progress = _in_progress(made, np.arange(_WARM_UP_S, end_s, 5.0))
+    in_progress = _in_progress(made, np.arange(_WARM_UP_S, end_s, 5.0, dtype=np.float64))
     reads = [remote.reads for remote in remotes]
     size_bytes = np.concatenate([r.size_bytes[(r.asked_s >= _WARM_UP_S) & (r.asked_s <= end_s)] for r in reads])
     spans = [remote.spans() for remote in remotes]
@@ -199,7 +199,7 @@ def _row(workload: Workload, made: Outcome, remotes: Sequence[RemoteTier]) -> Ro
     )
 
 
-def _in_progress(made: Outcome, at_s: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Ints:
+def _in_progress(made: Outcome, at_s: Floats) -> Ints:
     """Calls that were sent to each node and not answered, int64 [times, nodes]."""
     columns = []
     for node in range(NODES):
