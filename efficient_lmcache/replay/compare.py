@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from efficient_lmcache.replay.options import with_defaults
-from efficient_lmcache.replay.rundir import read_record, run_directories
+from efficient_lmcache.replay.rundir import SIMULATED, read_record, run_directories
 
 FORMATS = ("table", "markdown", "json")
 # The order in which the paper's figures show them.
@@ -24,6 +24,8 @@ _COMPARED_OPTIONS = (
     "trace",
     "write_threshold_chunks",
 )
+# Connectors that are said beside the admission.
+_SAID = {"lmcache": "LMCache", SIMULATED: SIMULATED}
 _COLUMNS = (
     "run",
     "γ_H",
@@ -150,7 +152,7 @@ def _ratio(value: float | None, base: float | None) -> float | None:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    parts = ["LMCache"] if row["connector"] == "lmcache" else []
+    parts = [_SAID[row["connector"]]] if row["connector"] in _SAID else []
     parts += [row["mode"]] if row["mode"] == "server" else []
     parts += ["lazy"] if row["mode"] == "server" and row["options"].get("lazy_offload") else []
     admission = f"{row['admission']} ({', '.join(parts)})" if parts else row["admission"]

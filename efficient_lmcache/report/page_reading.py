@@ -29,7 +29,7 @@ def reading(analyses: Analyses) -> list[Html]:
         found += _pools(analyses.pools)
     if not isinstance(analyses.predictions, Absent):
         found += _predictions(analyses.predictions)
-    return [*found, _exactness([one.row for one in analyses.runs])]
+    return [*found, *_exactness([one.row for one in analyses.runs])]
 
 
 def _say(text: str, *strong: object) -> Html:
@@ -116,9 +116,14 @@ def _predictions(runs: Sequence[PredictedRun]) -> Iterable[Html]:
     )
 
 
-def _exactness(rows: Sequence[RunRow]) -> Html:
-    complete = [row for row in rows if row.status == "complete"]
+def _exactness(rows: Sequence[RunRow]) -> Iterable[Html]:
+    if simulated := sum(row.simulated for row in rows):
+        yield _say("{} of {} runs are simulated: no engine ran, and nothing was measured.", simulated, len(rows))
+        if simulated == len(rows):
+            return
+    complete = [row for row in rows if row.status == "complete" and not row.simulated]
     exact = sum(row.exact for row in complete)
     if complete and exact == len(complete):
-        return _say("Every output token of all {} complete runs is the recorded one.", len(complete))
-    return _say("{} of {} complete runs returned every recorded output token.", exact, len(complete))
+        yield _say("Every output token of all {} complete runs is the recorded one.", len(complete))
+    else:
+        yield _say("{} of {} complete runs returned every recorded output token.", exact, len(complete))

@@ -56,16 +56,23 @@ def runs(rows: Sequence[RunRow], link: Link) -> Html:
             tokens_text(row.stored_tokens_per_rank),
             "–" if row.preemptions is None else f"{row.preemptions:,}",
             f"{row.declined:,}" if row.decisions else "–",
-            "all" if row.exact else element("span", f"{row.outputs_exact:,} of {row.calls:,}", class_="bad"),
+            _exact(row),
         ]
         for row in complete
     ]
     caption = (
-        "Complete runs. Each is one replay on a fresh server with a cold cache; repeats are kept apart. "
+        "Complete runs. Each is one replay on a fresh server with a cold cache, unless it says that it is simulated; "
+        "repeats are kept apart. "
         "Tokens; restored (host → GPU) and stored (GPU → host) per rank; declined calls. "
         "“÷ offload”: computed prefill relative to the offload run of the same tier and pool."
     )
     return table(caption, columns, cells) if cells else element("p", "No run is complete.", class_="absent")
+
+
+def _exact(row: RunRow) -> object:
+    if row.simulated:
+        return "simulated"
+    return "all" if row.exact else element("span", f"{row.outputs_exact:,} of {row.calls:,}", class_="bad")
 
 
 def unfinished(inputs: Inputs, rows: Sequence[RunRow], link: Link) -> list[Html]:

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from efficient_lmcache.replay.metrics import Snapshot
 from efficient_lmcache.replay.run_fields import CallFields, DecisionFields
-from efficient_lmcache.replay.rundir import RunDirectory, read_record
+from efficient_lmcache.replay.rundir import SIMULATED, RunDirectory, read_record
 from efficient_lmcache.replay.stored import read_rows, read_stored
 from efficient_lmcache.replay.trace import TraceError, TraceReader
 from efficient_lmcache.report.sweep_fields import SweepFields
@@ -101,7 +101,7 @@ class Run:
             connector = self.record["connector"]
             raise Unavailable(
                 "no decision was logged"
-                if connector == "efficient"
+                if connector in ("efficient", SIMULATED)
                 else f"no decisions: its connector is {connector!r}, and only 'efficient' logs them"
             )
         return rows

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from efficient_lmcache.replay.compare import compare
+from efficient_lmcache.replay.rundir import SIMULATED
 from efficient_lmcache.report.runs import Run
 
 GIB = 1 << 30
@@ -18,6 +19,7 @@ _CONFIGURATIONS = {
     "fixed": "Fixed write admission",
     "conditioned": "Conditioned admission",
 }
+_CONNECTORS = {"lmcache": " (LMCache's)", SIMULATED: " (simulated)"}
 _COUNTED = ("pressure", "declined", "declined_chunks", "estimate_above", "full_and_evicting", "stale_reports")
 _COPIED = (
     "admission",
@@ -49,7 +51,7 @@ class RunRow:
         configuration: as the paper names it, with kappa and theta where they are not the default's, and with what is
             not one engine with LMCache in process.
         admission: recompute | none | fixed | conditioned.
-        connector: none | efficient | lmcache.
+        connector: none | efficient | lmcache | simulated.
         active_pool: A.
         host_gib_per_rank: C_H; 0 without a tier.
         working_set_gib_per_rank: (A - 1) N beta of the whole trace (Eq. 5).
@@ -63,7 +65,7 @@ class RunRow:
         decisions, pressure, declined, declined_chunks: admission decisions, and those chunks not written.
         estimate_above, full_and_evicting, stale_reports: decisions by the factors of Eq. 10 (Appendix D's counters).
         calls, outputs_exact, errors, skipped: of the trace, and what came of them.
-        exact: every call returned exactly the recorded tokens.
+        exact: every call returned exactly the recorded tokens, or was simulated.
         prefill_to_offload, makespan_to_offload: ratios to the offload run of the same tier and pool.
         trace_name, trace_sha256: of what was replayed; only runs of one trace compare. The name tells traces apart.
     """
@@ -106,6 +108,11 @@ class RunRow:
     makespan_to_offload: float | None
     trace_name: str
     trace_sha256: str | None
+
+    @property
+    def simulated(self) -> bool:
+        """Nothing ran: the simulator made these numbers."""
+        return self.connector == SIMULATED
 
 
 def runs_table(runs: Sequence[Run]) -> tuple[RunRow, ...]:
@@ -167,7 +174,7 @@ def _configuration(record: dict[str, Any], kappa: int | None, theta: float | Non
     set_to += [f"{engines} engines"] if engines > 1 else []
     if record["mode"] == "server":
         set_to.append("lazy server" if record["options"].get("lazy_offload") else "server")
-    name = _CONFIGURATIONS[record["admission"]] + (" (LMCache's)" if record["connector"] == "lmcache" else "")
+    name = _CONFIGURATIONS[record["admission"]] + _CONNECTORS.get(record["connector"], "")
     return ", ".join([name, *set_to])
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from efficient_lmcache import __version__
 from efficient_lmcache.replay.driver import CallRow
 from efficient_lmcache.replay.rundir import (
-    NO_CONNECTOR,
     SIMULATED,
     DecisionCounts,
     RunDirectory,
@@ -111,7 +110,7 @@ def _record(
     return RunRecord(
         status="complete",
         admission=made.configuration.name,
-        connector=NO_CONNECTOR if made.configuration.name == RECOMPUTE else SIMULATED,
+        connector=SIMULATED,
         host_gib_per_rank=gib,
         active_pool=deployment.pool.active_pool,
         calls=made.calls,

@@ -103,6 +103,21 @@ def test_a_configuration_leaves_the_run_directory_of_a_replay(asked, tmp_path):
     assert "exists and is not an empty directory" in again.output
 
 
+def test_nobody_can_take_a_simulation_for_a_measurement(asked, tmp_path):
+    """In `replay compare` and on the report's page, a tier or none."""
+    out, page = tmp_path / "runs", tmp_path / "page.html"
+    rows([*asked, "--host-gib", "0,0.2", "--out", str(out)])
+    compared = run(["replay", "compare", str(out)])
+    assert "recompute (simulated)" in compared.output
+    assert "none (simulated)" in compared.output
+    assert run(["report", str(out), "-o", str(page)]).exit_code == 0
+    shown = page.read_text()
+    assert "<strong>2</strong> of <strong>2</strong> runs are simulated: no engine ran" in shown
+    assert "Recompute (simulated)" in shown
+    assert "Offload (simulated)" in shown
+    assert "Every output token" not in shown
+
+
 def test_a_simulated_run_compared_with_itself_is_equal_in_everything(asked, model, trace, tmp_path):
     """A run that the simulator made stands in for a real one."""
     out = tmp_path / "runs"
