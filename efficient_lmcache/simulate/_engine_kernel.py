@@ -2,7 +2,8 @@
 
     block       KV of `block_tokens` tokens; full ones have a key that identifies all tokens up to their end
     holder      the block that holds a key; a key has one at most (vLLM keeps duplicates until one is evicted)
-    free list   blocks that nobody runs with, least recently used first; those with a key are the prefix cache
+    free list   blocks that nobody runs with, in the order in which they are taken: those without a key, then the prefix
+                cache, least recently used first (vLLM 0.13: both in one order of use)
     row         one running call's block table
 
 A call's blocks return to the free list tail first, so a block never outlives its predecessor there: what is cached of a
@@ -338,7 +339,7 @@ def _register(engine: Engine, row: Int32s, index: int, key: int) -> None:
         _take(engine, other)
         row[index] = other
         engine.blocks[block].users = 0
-        _append_free(engine, block)
+        _put_back(engine, block)
 
 
 @compiled_part
@@ -363,11 +364,14 @@ def _take(engine: Engine, block: int) -> None:
 
 
 @compiled_part
-def _append_free(engine: Engine, block: int) -> None:
-    end = len(engine.blocks) - 1
-    newest = engine.blocks[end].older
-    engine.blocks[newest].newer, engine.blocks[block].older = block, newest
-    engine.blocks[block].newer, engine.blocks[end].older = end, block
+def _put_back(engine: Engine, block: int) -> None:
+    """Nobody runs with the block any more. One without a key is of use to nobody: vLLM takes it before all others."""
+    blocks, end = engine.blocks, len(engine.blocks) - 1
+    first = engine.state[0].keyless_first and blocks[block].key == NONE
+    older = end if first else blocks[end].older
+    newer = blocks[older].newer
+    blocks[older].newer = blocks[newer].older = block
+    blocks[block].older, blocks[block].newer = older, newer
     engine.state[0].free_blocks += 1
 
 
@@ -379,7 +383,7 @@ def _free(engine: Engine, place: int) -> None:
         block = engine.rows[left.row, index]
         engine.blocks[block].users -= 1
         if engine.blocks[block].users == 0:
-            _append_free(engine, block)
+            _put_back(engine, block)
     engine.free_rows[state.free_rows] = left.row
     state.free_rows += 1
 

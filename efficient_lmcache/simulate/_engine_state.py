@@ -45,6 +45,7 @@ STATE = np.dtype(
         ("max_batched_tokens", np.int64),
         ("reserves_prompt", np.bool_),  # a call is admitted only if all its blocks fit (`scheduler_reserve_full_isl`)
         ("plans_ahead", np.bool_),  # a step is planned when the one before it begins (`async_scheduling`)
+        ("keyless_first", np.bool_),  # freed blocks without a key are taken before the prefix cache's
         ("amid_step", np.bool_),  # no setting: while LOOKUP is answered
     ]
 )

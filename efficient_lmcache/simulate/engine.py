@@ -22,6 +22,8 @@ class EngineSettings:
         reserves_prompt: a call is admitted only if all its blocks fit (`scheduler_reserve_full_isl`; vLLM 0.13 admits
             by the first step's).
         plans_ahead: a step is planned when the one before it begins (`async_scheduling`; not so in vLLM 0.13).
+        keyless_first: freed blocks that nobody can find again are taken before the prefix cache's (in vLLM 0.13 they
+            wait behind what was used before them).
     """
 
     gpu_kv_tokens: int
@@ -29,6 +31,7 @@ class EngineSettings:
     max_batched_tokens: int
     reserves_prompt: bool = True
     plans_ahead: bool = True
+    keyless_first: bool = True
 
     def __post_init__(self) -> None:
         for name in ("gpu_kv_tokens", "max_num_seqs", "max_batched_tokens"):
@@ -75,6 +78,7 @@ def new_engines(settings: Sequence[EngineSettings], blocks: References, *, logs_
     for count, each in zip(counts, settings, strict=True):
         if count < 1:
             raise ValueError(f"{each.gpu_kv_tokens} GPU KV tokens make no two blocks of {blocks.chunk_tokens}")
+    _require_room(blocks, min(counts) * blocks.chunk_tokens)
     made = Engine(
         state=np.zeros(number, STATE),
         blocks=np.zeros((number, max(counts) + 1), BLOCK),
@@ -97,4 +101,13 @@ def new_engines(settings: Sequence[EngineSettings], blocks: References, *, logs_
         state["max_num_seqs"] = state["free_rows"] = each.max_num_seqs
         state["max_batched_tokens"] = each.max_batched_tokens
         state["reserves_prompt"], state["plans_ahead"] = each.reserves_prompt, each.plans_ahead
+        state["keyless_first"] = each.keyless_first
     return made
+
+
+def _require_room(blocks: References, gpu_tokens: int) -> None:
+    """ValueError for a call that could never end: a GPU does not hold all that its last output token attends to."""
+    prompts, outputs = np.maximum(blocks.prompt_tokens, 1), np.maximum(blocks.output_tokens, 1)
+    for call in np.flatnonzero(prompts + outputs - 1 > gpu_tokens)[:1].tolist():
+        asked = f"{prompts[call]} prompt tokens" + (f" and {outputs[call]} of output" if outputs[call] > 1 else "")
+        raise ValueError(f"call {call} has {asked}; they do not fit into the GPU's {gpu_tokens}")

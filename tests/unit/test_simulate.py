@@ -194,6 +194,31 @@ def test_a_prompt_that_does_not_fit_is_named_with_its_length():
         simulate(workload, type(deployed)(small, deployed.costs, 1, deployed.pool), Configuration(0.0))
 
 
+@pytest.mark.parametrize("plans_ahead", [True, False])
+def test_a_call_whose_output_does_not_fit_is_named_and_one_that_just_fits_ends(plans_ahead):
+    workload = agents([[(8, 2)], [(8, 6)]])
+    deployed = deployment(workload)
+
+    def simulated(gpu_blocks: int) -> Simulated:
+        engine = replace(deployed.engine, gpu_kv_tokens=(gpu_blocks + 1) * BLOCK, plans_ahead=plans_ahead)
+        return simulate(workload, replace(deployed, engine=engine), Configuration(0.0))
+
+    # The last output token is not computed: 12 + 6 - 1 tokens are 5 blocks.
+    with pytest.raises(ValueError, match=r"call 1 has 12 prompt tokens and 6 of output; they do not fit .* GPU's 16"):
+        simulated(4)
+    assert (simulated(5).outcome.calls.produced_tokens == [2, 6]).all()
+
+
+@pytest.mark.parametrize(("keyless_first", "found_tokens"), [(True, 8), (False, 4)])
+def test_blocks_that_nobody_can_find_again_are_taken_before_the_prefix_cache(keyless_first, found_tokens):
+    # Three blocks: the first agent leaves two full ones, the second one's is not full, the third one takes one.
+    workload = agents([[(8, 1), (1, 1)], [(1, 1)], [(1, 1)]], interval_s=100.0, shared_blocks=0)
+    deployed = deployment(workload, active_pool=2)
+    engine = replace(deployed.engine, gpu_kv_tokens=4 * BLOCK, keyless_first=keyless_first)
+    made = simulate(workload, replace(deployed, engine=engine), Configuration(0.0))
+    assert made.outcome.calls.gpu_tokens.tolist() == [0, found_tokens, 0, 0]
+
+
 def _most_at_once(begin_s: np.ndarray, end_s: np.ndarray) -> int:
     """Most intervals [begin, end) that overlap."""
     events = sorted([(at_s, 1) for at_s in begin_s.tolist()] + [(at_s, -1) for at_s in end_s.tolist()])

@@ -77,11 +77,11 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("run", "in_order", "closed_loop", "equal_cached"),
     [
-        ("recompute", 1.031, 1.090, 0.894),
-        ("small-fixed", 1.026, 1.056, 0.945),
-        ("small-conditioned", 1.015, 1.566, 0.761),
+        ("recompute", 1.017, 1.042, 0.929),
+        ("small-fixed", 1.012, 1.124, 0.953),
+        ("small-conditioned", 1.016, 1.347, 0.780),
         ("large-none", 1.000, 1.001, 1.000),
-        ("large-fixed", 1.015, 1.097, 0.937),
+        ("large-fixed", 1.002, 1.204, 0.961),
     ],
     indirect=["run"],
 )
