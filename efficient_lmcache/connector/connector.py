@@ -19,6 +19,7 @@ from efficient_lmcache.connector.lost_restores import LossesHeard, LostRestores
 from efficient_lmcache.connector.metrics import ConnectorPromMetrics, ConnectorStats, StatsCollector
 from efficient_lmcache.connector.offload import WorkerOffload
 from efficient_lmcache.connector.options import ConnectorOptions, OptionError, parse_options
+from efficient_lmcache.connector.prerequisites import require_what_options_name
 from efficient_lmcache.connector.remote import start_remote_admission
 from efficient_lmcache.connector.telemetry import SchedulerTelemetry
 from efficient_lmcache.core.admission import ADMISSIONS, AdmissionPolicy
@@ -71,7 +72,7 @@ class EfficientLMCacheConnector(LMCacheConnectorV1):
         # In a worker, too, before LMCache starts: if the scheduler alone refused to start, LMCache's threads would keep
         # its workers, and vLLM would wait for them for ever.
         if vllm_adapter.is_first_rank(vllm_config):
-            _require_decision_log(self._options)
+            require_what_options_name(self._options)
         super().__init__(vllm_config, role, kv_cache_config)
         self._stats = StatsCollector()
         self._engine_id = vllm_adapter.engine_id(vllm_config)
@@ -312,21 +313,7 @@ def close_parts(*parts: Closeable | None) -> None:
 def open_decision_log(options: ConnectorOptions, policy: AdmissionPolicy, engine_id: str) -> DecisionLog | None:
     if options.decision_log is None:
         return None
-    _require_decision_log(options)
     return DecisionLog(options.decision_log, policy, time.monotonic, engine_id)
-
-
-def _require_decision_log(options: ConnectorOptions) -> None:
-    """OptionError where it is asked for and cannot be written."""
-    if options.decision_log is None:
-        return
-    try:
-        open(options.decision_log, "a").close()
-    except OSError as error:
-        raise OptionError(
-            f"kv_connector_extra_config: efficient.decision_log={options.decision_log!r} cannot be written "
-            f"({error.strerror}); allowed: null or a file in an existing, writable directory"
-        ) from None
 
 
 def _start_up_line(options: ConnectorOptions, lmcache: SchedulerSide, bytes_per_token: int) -> str:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from efficient_lmcache.core.admission import AdmissionParameters
 from efficient_lmcache.telemetry.redis_keys import DEPLOYMENT_PATTERN
-from efficient_lmcache.telemetry.redis_settings import PASSWORD_VARIABLE, check_url
+from efficient_lmcache.telemetry.redis_settings import PASSWORD_VARIABLE, RedisSettings, check_url
 
 PREFIX = "efficient."
 _REDIS_URL = "telemetry.redis_url"
@@ -95,6 +95,12 @@ class ConnectorOptions(BaseModel):
         "remote tier. Taken with a remote tier only.",
     )
     decision_log: str | None = Field(None, description="File that receives every admission decision as a line of JSON.")
+
+    @property
+    def redis_settings(self) -> RedisSettings:
+        """With `telemetry.transport: redis`."""
+        assert self.telemetry_redis_url is not None, "the options are checked"
+        return RedisSettings(self.telemetry_redis_url, self.telemetry_redis_password_file)
 
     def admission_parameters(
         self, *, chunk_tokens: int, bytes_per_token: int, capacity_bytes: int | None

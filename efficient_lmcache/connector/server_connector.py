@@ -25,6 +25,7 @@ from efficient_lmcache.connector.isolation import own_tags
 from efficient_lmcache.connector.lmcache_server_adapter import ServerSide, default_http_url, prom_metrics
 from efficient_lmcache.connector.metrics import ConnectorPromMetrics, ConnectorStats, StatsCollector
 from efficient_lmcache.connector.options import ConnectorOptions, OptionError, parse_options
+from efficient_lmcache.connector.prerequisites import require_what_options_name
 from efficient_lmcache.connector.server_admission import ServerAdmission
 from efficient_lmcache.connector.server_tier import ServerTier
 from efficient_lmcache.connector.telemetry import SchedulerTelemetry
@@ -59,6 +60,8 @@ class ServerConnector(LMCacheMPConnector):
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         self._options = parse_options(vllm_adapter.extra_config(vllm_config))
+        if vllm_adapter.is_first_rank(vllm_config):
+            require_what_options_name(self._options)
         super().__init__(vllm_config, role, kv_cache_config)
         self._stats = StatsCollector()
         self._telemetry: SchedulerTelemetry | None = None

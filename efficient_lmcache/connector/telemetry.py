@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import deque
 from typing import TYPE_CHECKING
 
 from efficient_lmcache.connector.admission import HasReport, NoReports
-from efficient_lmcache.connector.options import PREFIX, ConnectorOptions, OptionError
+from efficient_lmcache.connector.options import ConnectorOptions
 from efficient_lmcache.core.observation import PoolEstimate
 from efficient_lmcache.telemetry import redis_keys
 from efficient_lmcache.telemetry.cluster import ClusterView, OwnReports
@@ -18,7 +17,6 @@ from efficient_lmcache.telemetry.pool_now import PoolNow
 from efficient_lmcache.telemetry.reader import ReportReader
 from efficient_lmcache.telemetry.redis_feed import RedisFeed
 from efficient_lmcache.telemetry.redis_outbox import BothSinks, RedisOutbox, RedisSink
-from efficient_lmcache.telemetry.redis_settings import RedisSettings
 from efficient_lmcache.telemetry.shared_channels import DeploymentChannel, HostChannel
 from efficient_lmcache.telemetry.shared_probe import SharedChannel, SharedProbe, SharedTier
 from efficient_lmcache.telemetry.transport import ReportSink
@@ -43,7 +41,7 @@ def worker_sink(options: ConnectorOptions, engine_id: str) -> ReportSink | None:
     if options.telemetry_transport == "local":
         return local
     deployment = options.telemetry_deployment
-    outbox = RedisOutbox(_redis_settings(options), deployment)
+    outbox = RedisOutbox(options.redis_settings, deployment)
     return BothSinks(local, RedisSink(outbox, redis_keys.tier_key(deployment, engine_id, rank=0)))
 
 
@@ -58,9 +56,6 @@ class SchedulerTelemetry:
     Args:
         shared_tier: probed by one of the engines that share it; None where the engine has a tier of its own, of which
             its worker reports.
-
-    Raises:
-        OptionError: the redis package is not installed, or the password cannot be read.
     """
 
     def __init__(
@@ -110,8 +105,7 @@ class SchedulerTelemetry:
         )
 
     def _join_pool(self, options: ConnectorOptions, engine_id: str, tiers: list[str]) -> ClusterView:
-        settings, deployment = _redis_settings(options), options.telemetry_deployment
-        _check_prerequisites(settings)
+        settings, deployment = options.redis_settings, options.telemetry_deployment
         view = ClusterView(on_bad_message=lambda: self._stats.count("telemetry_bad_messages"))
         keys = sorted({*tiers, redis_keys.all_pools(deployment)})
         self._feed = RedisFeed(settings, deployment, keys, view.receive)
@@ -153,31 +147,10 @@ def _shared_channel(options: ConnectorOptions, view: ClusterView | None, name: s
     if view is None:
         return HostChannel(name)
     return DeploymentChannel(
-        _redis_settings(options),
+        options.redis_settings,
         options.telemetry_deployment,
         name,
         view,
         lease_s=PROBES_PER_LEASE * options.report_interval_s,
         max_age_s=options.report_max_age_s,
     )
-
-
-def _redis_settings(options: ConnectorOptions) -> RedisSettings:
-    assert options.telemetry_redis_url is not None, "the options are checked"
-    return RedisSettings(options.telemetry_redis_url, options.telemetry_redis_password_file)
-
-
-def _check_prerequisites(settings: RedisSettings) -> None:
-    """What a user forgot should stop the start, once; a worker that lacks it does without Redis, and says so."""
-    if importlib.util.find_spec("redis") is None:
-        raise OptionError(
-            f"kv_connector_extra_config: {PREFIX}telemetry.transport=redis needs the redis package: "
-            "pip install 'efficient-lmcache[redis]'"
-        )
-    try:
-        settings.password()
-    except OSError as error:
-        raise OptionError(
-            f"kv_connector_extra_config: {PREFIX}telemetry.redis_password_file cannot be read ({error}); "
-            "allowed: null or a file with the password"
-        ) from None

@@ -175,11 +175,28 @@ def test_every_part_is_closed_whatever_becomes_of_the_others(caplog):
 
 
 @pytest.mark.parametrize("role", KVConnectorRole)
-def test_a_decision_log_that_cannot_be_written_is_refused_before_lmcache_starts(role: Any, tmp_path: Path) -> None:
-    transfer_config = SimpleNamespace(
-        kv_connector_extra_config={"efficient.decision_log": str(tmp_path / "absent" / "log.jsonl")}
+@pytest.mark.parametrize("mode", ["in_process", "server"])
+@pytest.mark.parametrize(
+    ("named", "refusal"),
+    [
+        ({"decision_log": "{}/absent/log.jsonl"}, r"decision_log=.*absent.* cannot be written"),
+        (
+            {
+                "telemetry.transport": "redis",
+                "telemetry.redis_url": "redis://host",
+                "telemetry.redis_password_file": "{}/absent",
+            },
+            r"redis_password_file cannot be read .*absent",
+        ),
+    ],
+)
+def test_a_file_that_is_not_there_is_refused_before_lmcache_starts(
+    named: dict[str, str], refusal: str, mode: str, role: Any, tmp_path: Path
+) -> None:
+    extra = {f"efficient.{name}": value.format(tmp_path) for name, value in {**named, "mode": mode}.items()}
+    vllm_config: Any = SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra), parallel_config=SimpleNamespace(rank=0)
     )
-    vllm_config: Any = SimpleNamespace(kv_transfer_config=transfer_config, parallel_config=SimpleNamespace(rank=0))
 
-    with pytest.raises(OptionError, match="cannot be written"):
+    with pytest.raises(OptionError, match=refusal):
         EfficientLMCacheConnector(vllm_config, role, None)
