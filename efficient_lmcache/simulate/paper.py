@@ -127,6 +127,7 @@ def h20_deployment(active_pool: int, made: Costs | None = None) -> Deployment:
             serving["max_num_batched_tokens"],
             reserves_prompt=False,
             plans_ahead=False,
+            keyless_first=False,
         ),
         made or costs(load_profile("h20"), shape, serving["tp_ranks"]),
         serving["kv_bytes_per_token_per_rank"],

@@ -117,6 +117,7 @@ class Simulation:
         count = len(blocks)
         self._arrived_s, self._looked_up_s = np.full(count, np.nan), np.full(count, np.nan)
         self._host_tokens, self._engine_of = np.zeros(count, np.int64), np.full(count, NONE)
+        self._goes_on = [False] * count
 
     def run(self, progress: Progress | None = None) -> Outcome:
         """All calls are answered in the end.
@@ -230,12 +231,18 @@ class Simulation:
             self._copied(engine, tier.evicted(engine.evicted[:count], now_s))
 
     def _store(self, engine: Engine, tier: KVTier, now_s: float) -> None:
-        for call, tokens in engine.filled[: int(engine.state["filled"][0])].tolist():
+        filled = engine.filled[: int(engine.state["filled"][0])].tolist()
+        # LMCache's connector stores for a step's new calls first, then for those that go on.
+        for call, tokens in sorted(filled, key=lambda row: self._goes_on[row[0]]):
+            self._goes_on[call] = True
             self._copied(engine, tier.fill(call, tokens, now_s))
 
     def _copied(self, engine: Engine, tokens: int) -> None:
+        """A copy to the host blocks the step that ends, and so the next one, which may have been planned already."""
         if tokens:
-            engine.state["clock_s"] += self._costs.store_s + tokens * self._costs.stored_token_s
+            copied_s = self._costs.store_s + tokens * self._costs.stored_token_s
+            engine.state["clock_s"] += copied_s
+            engine.state["end_s"] += copied_s
 
     def _answer(self, engine: Engine) -> None:
         now_s = float(engine.state["clock_s"][0])

@@ -219,6 +219,39 @@ def test_blocks_that_nobody_can_find_again_are_taken_before_the_prefix_cache(key
     assert made.outcome.calls.gpu_tokens.tolist() == [0, found_tokens, 0, 0]
 
 
+@pytest.mark.parametrize("plans_ahead", [True, False])
+def test_copies_to_the_host_take_their_time_whether_or_not_the_next_step_is_planned_already(plans_ahead):
+    # One call, computed 16 tokens at a time, then decoded: no wait hides a copy.
+    workload = agents([[(60, 5)]])
+    deployed = deployment(workload)
+    deployed = replace(deployed, engine=replace(deployed.engine, plans_ahead=plans_ahead))
+    at_no_cost = replace(deployed, costs=replace(deployed.costs, store_s=0.0, stored_token_s=0.0))
+    made, without = run(workload, deployed, chunks=20), run(workload, at_no_cost, chunks=20)
+    copied_s = 4 * COSTS.store_s + made.stored_tokens_per_rank * COSTS.stored_token_s
+    assert (made.stored_tokens_per_rank, without.stored_tokens_per_rank) == (64, 64)
+    assert made.makespan_s - without.makespan_s == pytest.approx(copied_s)
+
+
+def test_a_steps_new_calls_are_stored_before_those_that_go_on():
+    class Watched(LMCacheTier):
+        def fill(self, call: int, tokens: int, now_s: float) -> int:
+            filled.append((call, tokens))
+            return super().fill(call, tokens, now_s)
+
+    filled: list[tuple[int, int]] = []
+    # A step computes 16 tokens: the first call's 20, then the second one's 12 behind the shared block.
+    workload = agents([[(16, 1)], [(12, 1)]])
+    tier = Watched(workload.chunks, 10, Admission(), BETA)
+    deployed = deployment(workload, spare_tokens=100)
+    simulate(
+        workload,
+        replace(deployed, engine=replace(deployed.engine, plans_ahead=False)),
+        Configuration(1.0),
+        tiers=[tier],
+    )
+    assert filled == [(0, 16), (1, 16), (0, 20)]
+
+
 def _most_at_once(begin_s: np.ndarray, end_s: np.ndarray) -> int:
     """Most intervals [begin, end) that overlap."""
     events = sorted([(at_s, 1) for at_s in begin_s.tolist()] + [(at_s, -1) for at_s in end_s.tolist()])
