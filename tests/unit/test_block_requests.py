@@ -237,3 +237,23 @@ def test_global_ids_of_weka_sessions_are_shared_between_sessions(tmp_path: Path)
     prompts = {name: calls[0].prompt_tokens for name, calls in calls_of(tmp_path / "t").items()}
     shared = {pair: common_prefix_tokens(*(prompts[name] for name in pair)) for pair in ("ab", "ac", "bc")}
     assert shared == {"ab": 4, "ac": 0, "bc": 0}
+
+
+@pytest.mark.parametrize("session", ["a", None])
+def test_requests_out_of_the_order_of_their_times_are_refused(session: str | None, tmp_path: Path) -> None:
+    """A sorted file and a reversed one have other lanes, and a plan of each recommends another tier."""
+    rows = [turn(session, 512 * n, list(range(n)), timestamp=1000 * n) for n in (2, 4, 3)]
+    source = write(tmp_path / "m.jsonl", rows)
+    message = (
+        "line 3: timestamp is 1 s before that of a request before it; requests must be in the order of their times"
+    )
+    with pytest.raises(RecordingError, match=message):
+        References.concatenate(open_stream(source))
+    with pytest.raises(RecordingError, match=message):
+        import_recording(source, tmp_path / "t")
+
+
+def test_sessions_of_a_file_may_follow_one_another(tmp_path: Path) -> None:
+    rows = [turn(session, 512 * n, list(range(n)), timestamp=1000 * n) for session in "ab" for n in (1, 2)]
+    references = References.concatenate(open_stream(write(tmp_path / "m.jsonl", rows)))
+    assert references.lane.tolist() == [0, 0, 1, 1]

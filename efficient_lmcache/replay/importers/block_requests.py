@@ -22,6 +22,7 @@ BLOCKS_UNSIZED = (
 )
 _PROBED_LINES = 100
 _BLOCK_SIZES = [1 << power for power in range(15)]
+_SORTED = "requests must be in the order of their times: jq -s -c 'sort_by(.timestamp)[]' does that"
 
 Parse = Callable[[bytes, str, int], "BlockRequest"]
 """One line, where it is, and the tokens of a block; RecordError names the field that is malformed."""
@@ -98,19 +99,22 @@ class Lanes:
         self._lane_of: dict[Hashable, int] = {}
         self._absent: set[Hashable] = set()  # requests that one before them names
         self._next_session = 0
+        self._latest_s: dict[int | None, float] = {}  # by lane; of requests whose lanes are guessed, under None
         self._continued = self._begun_alike = 0
 
     def place(self, request: BlockRequest) -> tuple[int, int]:
         """The request's lane, which has the next number from 0 where it is a new one, and its session.
 
-        RecordingError for a request that one before it continues.
+        RecordingError for a request that one before it continues, or that is older than one before it.
         """
         if request.key is None:
+            self._require_later(request, None)
             lane = self._guessed_lane(request)
             tokens = request.prompt_tokens + request.output_tokens
             self._guess.set_tip(lane, request.full_block_ids.tolist(), tokens)
         else:
             lane = self._told_lane(request)
+            self._require_later(request, lane)
             self._lane_of[request.key] = lane
         self._latest[lane] = request.key, _first_block(request)
         return lane, self._sessions[lane]
@@ -129,10 +133,7 @@ class Lanes:
     def _told_lane(self, request: BlockRequest) -> int:
         lane = self._lane_of.get(request.continues) if request.continues is not None else None
         if request.key in self._absent:
-            raise RecordingError(
-                f"{request.where}: {request.name} is continued by a request before it; requests must be in the order "
-                "of their times: jq -s -c 'sort_by(.timestamp)[]' does that"
-            )
+            raise RecordingError(f"{request.where}: {request.name} is continued by a request before it; {_SORTED}")
         if lane is None:
             if request.continues not in (None, request.key):
                 self._absent.add(request.continues)
@@ -144,6 +145,17 @@ class Lanes:
             self._continued += 1
             self._begun_alike += first_block == _first_block(request)
         return lane
+
+    def _require_later(self, request: BlockRequest, lane: int | None) -> None:
+        """Who continues whom follows from the order, as far as the trace tells times."""
+        latest_s = self._latest_s.get(lane, 0.0)
+        if request.start_s < latest_s:
+            raise RecordingError(
+                f"{request.where}: timestamp is {latest_s - request.start_s:g} s before that of a request before it; "
+                f"{_SORTED}"
+            )
+        if not math.isnan(request.start_s):
+            self._latest_s[lane] = request.start_s
 
     def _guessed_lane(self, request: BlockRequest) -> int:
         lane = self._guess.find(request.full_block_ids.tolist(), request.prompt_tokens)
