@@ -110,7 +110,7 @@ def _gpu_pressure(gamma_g: float, saving: float) -> Advice:
 def _host_pressure(
     gamma_h: float | None, excess: float | None, host_gib: float | None, recommended_gib: float
 ) -> Advice:
-    larger = f"{recommended_gib:g} GiB per rank"
+    larger = f"{recommended_gib:,g} GiB per rank"
     if gamma_h is None or excess is None or host_gib is None:
         return Advice(
             "no host tier given", "nothing to weigh", f"plan for {larger}" if recommended_gib else "plan without one"

@@ -29,15 +29,15 @@ def _summary(plan: Plan) -> Table:
     working_set_gib = plan.working_set_bytes / GIB
     table = Table(show_header=False, box=None)
     rows = {
-        "workload": f"{plan.workload}: A = {deployment.pool.active_pool}, N = {plan.mean_prompt_tokens:,.0f} tokens",
+        "workload": f"{plan.workload}: A = {deployment.pool.active_pool:,}, N = {plan.mean_prompt_tokens:,.0f} tokens",
         "KV per token and rank": f"{deployment.bytes_per_token / 1024:g} KiB",
-        "working set per rank": f"{working_set_gib:.3g} GiB (Eq. 5)",
-        "γ_G": f"{plan.gamma_g:.2f} of {deployment.gpu_kv_tokens:,} GPU KV tokens",
-        "γ_H": "no tier given" if plan.gamma_h is None else f"{plan.gamma_h:.2f} of {deployment.host_gib[0]:g} GiB",
+        "working set per rank": f"{_gib(working_set_gib)} GiB (Eq. 5)",
+        "γ_G": f"{plan.gamma_g:,.2f} of {deployment.gpu_kv_tokens:,} GPU KV tokens",
+        "γ_H": "no tier given" if plan.gamma_h is None else f"{plan.gamma_h:,.2f} of {deployment.host_gib[0]:,g} GiB",
         "offload benefit ratio": f"{_benefit(deployment)} ({deployment.hardware.name}, {deployment.hardware.source})",
         "transition": _transition(plan),
-        "recommended": f"{plan.recommended_gib:g} GiB per rank, "
-        f"{plan.recommended_gib * deployment.tiers:g} GiB per node of {deployment.ranks}",
+        "recommended": f"{plan.recommended_gib:,g} GiB per rank, "
+        f"{plan.recommended_gib * deployment.tiers:,g} GiB per node of {deployment.ranks}",
     }
     for name, text in rows.items():
         table.add_row(Text(name, style="bold"), Text(text))
@@ -55,7 +55,7 @@ def _transition(plan: Plan) -> str:
     if plan.transition_gib is None:
         return "none: a host tier saves next to nothing"
     low, high = plan.transition_gib
-    return f"{low:.3g} to {high:.3g} GiB per rank (10 % to 90 % of what a tier can save)"
+    return f"{_gib(low)} to {_gib(high)} GiB per rank (10 % to 90 % of what a tier can save)"
 
 
 def _curve(plan: Plan) -> Table:
@@ -66,8 +66,8 @@ def _curve(plan: Plan) -> Table:
     for point in _telling(plan):
         ratio = plan.working_set_bytes / (point.host_gib * GIB) if point.host_gib else None
         table.add_row(
-            f"{point.host_gib:.3g}" if point.host_gib < 1000 else f"{point.host_gib:,.0f}",
-            "–" if ratio is None else f"{ratio:.2f}",
+            _gib(point.host_gib),
+            "–" if ratio is None else f"{ratio:,.2f}",
             _cell(point.computed_prefill_tokens),
             _cell(point.restored_tokens),
             _mark(plan, point),
@@ -93,6 +93,11 @@ def _mark(plan: Plan, point: Prediction) -> str:
     if plan.transition_gib and plan.transition_gib[0] <= point.host_gib <= plan.transition_gib[1]:
         return "transition"
     return "all fits" if point is plan.curve[-1] else ""
+
+
+def _gib(size: float) -> str:
+    """Three digits, and never an exponent."""
+    return f"{size:.3g}" if size < 999.5 else f"{size:,.0f}"
 
 
 def _cell(span: Span) -> str:

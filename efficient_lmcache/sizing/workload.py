@@ -118,9 +118,21 @@ def open_workload(
         raise ValueError(f"{path}: holds no calls; there is nothing to plan for")
     skipped = (f"{stream.skipped} bad records were left out",) if stream.skipped else ()
     references = References.concatenate(batches)
-    notes = (*stream.notes, *skipped)
+    notes = (*stream.notes, *skipped, *_unknown_pauses(references))
     workload = Workload.of(references, chunk_tokens, stream.name, notes, gpu_block_tokens, most_block_references)
     return replace(workload, lanes=tuple(stream.lanes))
+
+
+def _unknown_pauses(references: References) -> tuple[str, ...]:
+    """What is assumed of pauses that a recording does not tell."""
+    later = np.ones(len(references), bool)
+    later[np.unique(references.lane, return_index=True)[1]] = False
+    unknown = int(np.isnan(references.interval_s[later]).sum())
+    if not unknown:
+        return ()
+    return (
+        f"pauses before {unknown:,} of the {later.sum():,} calls that continue a lane are unknown, and taken for 0 s",
+    )
 
 
 def coarsened(references: References, factor: int) -> References:

@@ -6,17 +6,20 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import replace
+from io import StringIO
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from efficient_lmcache.core.references import References
 from efficient_lmcache.core.reuse import stable_tokens
 from efficient_lmcache.sizing.advice import advise
 from efficient_lmcache.sizing.hardware import load_hardware
 from efficient_lmcache.sizing.plan import TOLERANCE, Deployment, Plan, make_plan
+from efficient_lmcache.sizing.plan_text import show
 from efficient_lmcache.sizing.pool import PoolModel
 from efficient_lmcache.sizing.prediction import GIB, capacity_chunks, predict
 from efficient_lmcache.sizing.synthetic import synthetic_workload
@@ -224,6 +227,30 @@ def test_a_recording_of_fewer_sessions_than_the_pool_says_so():
         assert (
             any("has 2 sessions, fewer than the pool's" in note for note in make_plan(workload, pool).notes) == is_said
         )
+
+
+def test_prompts_that_no_engine_with_this_cache_serves_are_named():
+    some = stream([0, 0, 1], [[0, 1], [0, 1, 2], [3, 4]])
+    for gpu_kv_tokens, is_said in ((13, False), (12, True)):
+        planned = make_plan(Workload(some, some), deployment(gpu_kv_tokens=gpu_kv_tokens))
+        words = "1 of 3 prompts, of up to 13 tokens, exceed the GPU's KV cache"
+        assert any(words in note for note in planned.notes) == is_said
+
+
+def test_sizes_of_thousands_of_gib_are_written_out(plan):
+    large = replace(
+        plan,
+        deployment=replace(plan.deployment, host_gib=(2000.0,)),
+        working_set_bytes=1822.4 * GIB,
+        transition_gib=(999.6, 12_345.6),
+        recommended_gib=19_000.0,
+    )
+    console = Console(width=200, record=True, file=StringIO())
+    show(large, console)
+    shown = console.export_text()
+    for words in ("1,822 GiB (Eq. 5)", "of 2,000 GiB", "1,000 to 12,346 GiB per rank", "19,000 GiB per rank, 152,000"):
+        assert words in shown
+    assert "e+0" not in shown
 
 
 def test_synthetic_agents_have_the_published_shape(workload):

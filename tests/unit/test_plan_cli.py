@@ -133,6 +133,26 @@ def test_text_names_recommendation_and_advice(model, tmp_path):
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+def test_pauses_that_a_recording_does_not_tell_are_counted_and_said(model, tmp_path):
+    """Two agents, of whose three later calls one has a delay."""
+    rows = [("a", 1, None), ("b", 1, None), ("a", 2, 500), ("b", 2, None), ("a", 3, None)]
+    file = tmp_path / "requests.jsonl"
+    file.write_text(
+        "".join(
+            json.dumps(
+                {"session_id": name, "input_length": 512 * n, "output_length": 5, "hash_ids": list(range(n))}
+                | ({} if delay is None else {"delay": delay})
+            )
+            + "\n"
+            for name, n, delay in rows
+        )
+    )
+    asked = given(model, without_trace=None, mean_prompt_tokens=None, trace=file, chunk_tokens=512)
+    assert (
+        "pauses before 2 of the 3 calls that continue a lane are unknown, and taken for 0 s" in planned(*asked)["notes"]
+    )
+
+
 def test_several_tiers_are_all_on_the_curve(model):
     plan = planned(*given(model), "--host-gib", 0.02, "--host-gib", 0.3)
     assert {0.02, 0.3} <= {row["host_gib"] for row in plan["curve"]}
