@@ -32,18 +32,18 @@ from efficient_lmcache.simulate._engine_state import (
 
 @compiled_in_place
 def advance(engines: Engine, calls: Calls, costs: StepCosts, until_s: float) -> tuple[int, int]:
-    """Run whole steps, always of the engine that is furthest behind, until one of them needs the caller.
+    """Plan and end engines' steps in the order of time, until one of these turns needs the caller.
 
     Returns:
         The engine, and what for: STUCK (nothing runs, and the first waiting call does not fit), LOOKUP (`state.call`
         waits for its `host_tokens`) or STEPPED (a step ended that finished calls or continued prompts, or the list of
-        evicted keys is half full). NONE and NOTHING when every engine is idle or has reached `until_s`.
+        evicted keys is half full). NONE and NOTHING when every engine is idle or has no turn before `until_s`.
     """
     while True:
         number = _next(engines.state, until_s)
         if number == NONE:
             return NONE, NOTHING
-        stop = _step(_of(engines, number), calls, costs)
+        stop = _turn(_of(engines, number), calls, costs)
         if stop != NOTHING:
             return number, stop
 
@@ -73,41 +73,52 @@ _of = compiled_part(engine_of)
 
 @compiled_part
 def _next(states: Records, until_s: float) -> int:
-    """The engine amid a step, if one is; else of those with calls before `until_s` the furthest behind, or NONE."""
-    found, least_s = NONE, until_s
+    """The engine amid a plan, if one is; else of those with calls the one whose turn is first and before `until_s`."""
+    found, first_s = NONE, until_s
     for number in range(len(states)):
         state = states[number]
-        if state.amid_step:
+        if state.amid_plan:
             return number
-        if state.clock_s < least_s and (state.running or state.waiting):
-            found, least_s = number, state.clock_s
+        turn_s = state.end_s if state.awaits_end else state.clock_s
+        if turn_s < first_s and (state.running or state.waiting):
+            found, first_s = number, turn_s
     return found
 
 
 @compiled_part
-def _step(engine: Engine, calls: Calls, costs: StepCosts) -> int:
-    """One step, or what is left of it after a lookup."""
+def _turn(engine: Engine, calls: Calls, costs: StepCosts) -> int:
+    """A step's end, or else a step's plan or what is left of it after a lookup."""
     state = engine.state[0]
-    if not state.amid_step:
+    if state.awaits_end:
+        return _end(engine, calls, costs)
+    if not state.amid_plan:
         state.budget_tokens = state.max_batched_tokens
         state.preempted = state.restores = state.restored_tokens = 0
-        state.finished = state.filled = 0
         _schedule_running(engine, calls)
-        state.amid_step = True
+        state.amid_plan = True
     call = _admit_waiting(engine, calls)
     if call != NONE:
         state.call = call
         return LOOKUP
-    state.amid_step = False
-    planned = _plan(engine, calls)
-    if planned == 0 and state.in_flight == 0:
-        return STUCK
-    if state.in_flight:
-        _complete(engine, calls)
-    if planned:
-        _launch(engine, calls, costs, planned)
-        if not state.plans_ahead:
-            _complete(engine, calls)
+    state.amid_plan = False
+    _plan(engine, calls)
+    state.awaits_end = state.in_flight > 0 or not state.plans_ahead
+    if state.in_flight == 0:
+        if state.planned == 0:
+            return STUCK
+        _launch(engine, calls, costs)
+    return NOTHING
+
+
+@compiled_part
+def _end(engine: Engine, calls: Calls, costs: StepCosts) -> int:
+    """The step in flight ends, and the one that was planned ahead begins."""
+    state = engine.state[0]
+    state.awaits_end = False
+    state.finished = state.filled = 0
+    _complete(engine, calls)
+    if state.planned:
+        _launch(engine, calls, costs)
     if state.finished or state.filled or 2 * state.evicted > len(engine.evicted):
         return STEPPED
     return NOTHING
@@ -213,10 +224,10 @@ def _admit(engine: Engine, calls: Calls, call: int) -> bool:
 
 
 @compiled_part
-def _plan(engine: Engine, calls: Calls) -> int:
-    """What was scheduled counts as computed from now on. Returns the planned step's calls."""
-    planned = 0
-    for place in range(engine.state[0].running):
+def _plan(engine: Engine, calls: Calls) -> None:
+    """What was scheduled counts as computed from now on."""
+    state, planned = engine.state[0], 0
+    for place in range(state.running):
         call, new = engine.places[place].call, engine.places[place].scheduled
         if new == 0:
             continue
@@ -228,15 +239,15 @@ def _plan(engine: Engine, calls: Calls) -> int:
         calls.computed_tokens[call] = known + new
         if known + new == calls.prompt_tokens[call] + calls.produced_tokens[call] + calls.pending_tokens[call]:
             calls.pending_tokens[call] += 1
-    return planned
+    state.planned = planned
 
 
 @compiled_part
-def _launch(engine: Engine, calls: Calls, costs: StepCosts, planned: int) -> None:
+def _launch(engine: Engine, calls: Calls, costs: StepCosts) -> None:
     """The planned step begins; what it computes is computed, even for a call that is preempted meanwhile."""
     state = engine.state[0]
     tokens = pairs = contexts = 0
-    for entry in range(planned):
+    for entry in range(state.planned):
         work = engine.planned[entry]
         new, known = work.new, work.known
         engine.flight[entry] = work
@@ -249,8 +260,8 @@ def _launch(engine: Engine, calls: Calls, costs: StepCosts, planned: int) -> Non
     experts = 1.0 - (1.0 - costs.expert_share) ** tokens
     memory_s = costs.dense_s + costs.experts_s * experts + contexts * costs.context_s
     restores_s = state.restores * costs.restore_s + state.restored_tokens * costs.restored_token_s
-    step_s = costs.step_s + planned * costs.sequence_s + max(compute_s, memory_s) + restores_s
-    state.in_flight = planned
+    step_s = costs.step_s + state.planned * costs.sequence_s + max(compute_s, memory_s) + restores_s
+    state.in_flight, state.planned = state.planned, 0
     state.end_s = state.clock_s + step_s
     state.busy_s += step_s
     state.steps += 1

@@ -31,7 +31,8 @@ STATE = np.dtype(
         ("preempted", np.int64),  # in this step
         ("restores", np.int64),  # in this step, and their tokens
         ("restored_tokens", np.int64),
-        ("in_flight", np.int64),  # calls of the step that is computed
+        ("planned", np.int64),  # calls of the step that was planned ahead, and of the one that is computed
+        ("in_flight", np.int64),
         ("preemptions", np.int64),  # since the start, and all below
         ("steps", np.int64),
         ("prefilled_tokens", np.int64),
@@ -46,7 +47,8 @@ STATE = np.dtype(
         ("reserves_prompt", np.bool_),  # a call is admitted only if all its blocks fit (`scheduler_reserve_full_isl`)
         ("plans_ahead", np.bool_),  # a step is planned when the one before it begins (`async_scheduling`)
         ("keyless_first", np.bool_),  # freed blocks without a key are taken before the prefix cache's
-        ("amid_step", np.bool_),  # no setting: while LOOKUP is answered
+        ("amid_plan", np.bool_),  # no settings: while LOOKUP is answered,
+        ("awaits_end", np.bool_),  # and while nothing is to be done before the step that is computed ends
     ]
 )
 #: A block: its neighbours in the free list, NONE while it is in use; how many running calls hold it; the key whose

@@ -5,8 +5,8 @@
     router    chooses an engine for each call when it is sent
     remote    what a call needs from afar is fetched before its engine queues it, so that no engine waits for it
 
-The engine whose clock is furthest behind takes the next step, until an arrival is due. So everything that touches what
-engines share happens in the order of time. Steps that concern nobody else follow one another in compiled code.
+Engines take turns, each a step's plan or its end, in the order of time, until an arrival is due. So everything that
+touches what engines share happens in that order. Turns that concern nobody else follow one another in compiled code.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Simulation:
             self._start_session(0.0)
 
     def _advance(self) -> None:
-        """Steps up to one that concerns others than its engine, or the next arrival."""
+        """Turns up to one that concerns others than its engine, or the next arrival."""
         until_s = self._arrivals[0][0] if self._arrivals else math.inf
         number, stop = kernel.advance(self._all, self._calls, self._costs.step, until_s)
         if number == NONE:

@@ -252,6 +252,26 @@ def test_a_steps_new_calls_are_stored_before_those_that_go_on():
     assert filled == [(0, 16), (1, 16), (0, 20)]
 
 
+@pytest.mark.parametrize("plans_ahead", [True, False])
+def test_what_engines_share_is_touched_in_the_order_of_time(plans_ahead):
+    class Watched(LMCacheTier):
+        def look_up(self, call: int, tokens: int, gpu_tokens: int, now_s: float) -> int:
+            times_s.append(now_s)
+            return super().look_up(call, tokens, gpu_tokens, now_s)
+
+        def fill(self, call: int, tokens: int, now_s: float) -> int:
+            times_s.append(now_s)
+            return super().fill(call, tokens, now_s)
+
+    times_s: list[float] = []
+    workload = agents(BUSY)
+    deployed = deployment(workload, engines=3, active_pool=8, shared_tier=True)
+    deployed = replace(deployed, engine=replace(deployed.engine, plans_ahead=plans_ahead))
+    simulate(workload, deployed, Configuration(1.0), tiers=[Watched(workload.chunks, 200, Admission(), BETA)])
+    assert len(times_s) > 200
+    assert times_s == sorted(times_s)
+
+
 def _most_at_once(begin_s: np.ndarray, end_s: np.ndarray) -> int:
     """Most intervals [begin, end) that overlap."""
     events = sorted([(at_s, 1) for at_s in begin_s.tolist()] + [(at_s, -1) for at_s in end_s.tolist()])
