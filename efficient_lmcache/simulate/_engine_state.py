@@ -25,6 +25,7 @@ STATE = np.dtype(
         ("first_waiting", np.int64),
         ("last_waiting", np.int64),
         ("waiting", np.int64),
+        ("fetching", np.int64),  # calls that will wait once their KV has come from afar
         ("free_blocks", np.int64),
         ("free_rows", np.int64),
         ("budget_tokens", np.int64),  # left in this step

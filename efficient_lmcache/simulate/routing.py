@@ -13,7 +13,7 @@ Router = Callable[[int, Sequence[Engine], Calls, References], int]
 
 
 def by_load(call: int, engines: Sequence[Engine], calls: Calls, blocks: References) -> int:
-    """The engine with the fewest running and waiting calls; the first one of several."""
+    """The engine with the fewest unanswered calls; the first one of several."""
     return min(range(len(engines)), key=lambda number: _load(engines[number]))
 
 
@@ -36,4 +36,5 @@ ROUTERS: dict[str, Router] = {"load": by_load, "session": by_session, "prefix": 
 
 
 def _load(engine: Engine) -> int:
-    return int(engine.state["running"][0] + engine.state["waiting"][0])
+    state = engine.state[0]
+    return int(state["running"] + state["waiting"] + state["fetching"])

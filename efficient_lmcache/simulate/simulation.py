@@ -177,8 +177,11 @@ class Simulation:
             self._dispatch(call, now_s)
             ready_s = self._fetch(call, now_s)
             if ready_s > now_s:
+                self._engines[self._engine_of[call]].state["fetching"] += 1
                 self._push(ready_s, call)
                 return
+        else:
+            self._engines[self._engine_of[call]].state["fetching"] -= 1
         self._enqueue(self._engines[self._engine_of[call]].state[0], call, now_s)
 
     def _enqueue(self, state: np.void, call: int, now_s: float) -> None:

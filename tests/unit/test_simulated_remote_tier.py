@@ -45,6 +45,18 @@ def test_calls_wait_for_their_reads_and_the_link_carries_one_read_at_a_time():
     assert (fast.looked_up_s >= fast.arrived_s).all()
 
 
+def test_a_call_that_waits_for_its_read_is_a_load_for_its_engine():
+    workload = agents([[(1, 1)]] * 4, shared_blocks=4)
+    remote = RemoteTier(workload.chunks, BETA, ENGINES, link_bytes_per_s=1.0)
+    made = deployment(workload, engines=ENGINES)
+    # The first engine computed what the others must read when three calls come at once.
+    sent_s = np.array([0.0, 100.0, 100.0, 100.0])
+    engines, tiers = [made.engine] * ENGINES, remote.engine_tiers()
+    simulated = Simulation(workload, made.pool, engines, tiers, made.costs, remote=remote, sent_s=sent_s).run()
+    assert simulated.engine.tolist() == [0, 0, 1, 2]
+    assert len(remote.reads.asked_s) == 2
+
+
 def test_nothing_is_found_that_no_call_computed_before():
     workload = agents(BUSY)
     made = run(workload, RemoteTier(workload.chunks, BETA, ENGINES))
