@@ -12,6 +12,7 @@ from efficient_lmcache.replay.importers.tasks import UniqueNames
 from efficient_lmcache.replay.tokenizers import ALLOWED, Tokenizer, load_tokenizer
 from efficient_lmcache.sizing.lint import Report, lint_calls
 from efficient_lmcache.sizing.lint_break import Call
+from efficient_lmcache.sizing.readers.recording import no_calls
 from efficient_lmcache.sizing.readers.tokens import TokenRecording
 from efficient_lmcache.sizing.readers.trace_v1 import TraceV1
 from efficient_lmcache.sizing.readers.trajectories import TextRecording
@@ -69,7 +70,10 @@ def _lint_tokens(stream: TokenRecording, skip_bad: bool) -> Report:
             for call in whole:
                 yield task, Call(call.prompt_tokens, len(call.prompt_tokens), call.output_tokens)
 
-    return lint_calls(stream.name, calls(), notes=lambda: (*_notes(stream), *_skipped_note(skipped + stream.skipped)))
+    report = lint_calls(stream.name, calls(), notes=lambda: (*_notes(stream), *_skipped_note(skipped + stream.skipped)))
+    if not report.calls:
+        raise no_calls(stream.path, skipped + stream.skipped)
+    return report
 
 
 def _lint_blocks(stream: ReferenceStream) -> Report:

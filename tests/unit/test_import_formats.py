@@ -65,7 +65,7 @@ def test_directories_are_told_from_what_they_hold(tmp_path: Path) -> None:
         ),
         ("", "has no record to tell its format; --format may be"),
         ("hello\n", "line 1: not JSON: Expecting value"),
-        ("notes.txt\0\0\0", "line 1: not JSON: but binary; unpack an archive first"),
+        ("notes.txt\0\0\0", "line 1: not JSON but binary; unpack an archive first"),
         (None, "no such file or directory"),
     ],
 )
@@ -92,6 +92,14 @@ def test_packed_files_that_are_not_read_are_named(packed: bytes, name: str, tmp_
     result = run_import(tmp_path / "f.jsonl", tmp_path / "t")
     assert result.exit_code == 2
     assert f"f.jsonl: is a {name} file; plain and gzip ones are read, so unpack it first" in result.stderr
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_what_powershell_writes_says_how_to_make_it_utf_8(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "f.jsonl").write_bytes(("\ufeff" + source_of("mooncake").read_text()).encode(encoding))
+    result = run_import(tmp_path / "f.jsonl", tmp_path / "t")
+    assert result.exit_code == 2
+    assert "f.jsonl: is UTF-16; recordings are UTF-8: iconv -f UTF-16 -t UTF-8 makes one" in result.stderr
 
 
 @pytest.mark.parametrize("indent", [None, 1])

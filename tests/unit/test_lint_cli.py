@@ -110,6 +110,14 @@ def test_skips_bad_records_and_counts_them(run: Run, tmp_path: Path) -> None:
     assert "1 bad record" in result.stdout
 
 
+def test_a_recording_without_calls_is_not_praised(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trajectories.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "Please mend the parser."}]}) + "\n")
+    result = run(path, "--tokenizer", "bpe:300")
+    assert result.exit_code == 2
+    assert result.stderr == f"error: {path}: has no calls to read\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

@@ -5,6 +5,7 @@ Every error names the file, the line, the field and what is allowed there.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import math
@@ -113,6 +114,8 @@ def _decompressed(raw: BufferedReader, path: Path) -> BufferedReader:
     for magic, name in _UNREAD_MAGICS.items():
         if head.startswith(magic):
             raise RecordingError(f"{path}: is a {name} file; plain and gzip ones are read, so unpack it first")
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise RecordingError(f"{path}: is UTF-16; recordings are UTF-8: iconv -f UTF-16 -t UTF-8 makes one")
     return cast(BufferedReader, gzip.GzipFile(fileobj=raw)) if head.startswith(_GZIP_MAGIC) else raw
 
 
@@ -121,8 +124,8 @@ def parse_object(line: bytes, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except ValueError as error:
-        what = "but binary; unpack an archive first" if b"\0" in line else str(error)
-        raise RecordError(f"{where}: not JSON: {what}") from error
+        what = " but binary; unpack an archive first" if b"\0" in line else f": {error}"
+        raise RecordError(f"{where}: not JSON{what}") from error
     except RecursionError:
         raise RecordError(f"{where}: not a record: nested too deep") from None
     return as_object(record, where)

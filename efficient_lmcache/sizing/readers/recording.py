@@ -101,7 +101,7 @@ class Recording(ABC):
         if batch:
             yield self._references(batch)
         if not has_calls:
-            raise RecordingError(f"{self.path}: has no calls to read; {self.skipped} bad records were skipped")
+            raise no_calls(self.path, self.skipped)
 
     @abstractmethod
     def _calls(self) -> Iterator[ChunkedCall]:
@@ -129,6 +129,13 @@ class Recording(ABC):
         }
         offsets = np.cumsum([0, *map(len, keys)], dtype=np.int64)
         return References(chunk_tokens=self.chunk_tokens, keys=np.concatenate(keys), offsets=offsets, **arrays)
+
+
+def no_calls(path: Path, skipped: int) -> RecordingError:
+    """The error for a recording without a call that can be read."""
+    return RecordingError(
+        f"{path}: has no calls to read" + (f"; {skipped} bad records were skipped" if skipped else "")
+    )
 
 
 class Numbering:
