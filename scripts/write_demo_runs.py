@@ -30,8 +30,11 @@ def _kept(run: Path) -> dict[str, Any]:
     decisions = _rows(run / "decisions.jsonl")
     return {
         "record": record,
-        "calls": [[row["task"], row["call"], round(row["dispatched_s"], 4), row["cached_tokens"]] for row in calls],
-        "decisions": [[row["task"], row["host_match_tokens"]] for row in decisions],
+        "calls": [
+            [row["task"], row["call"], round(row["dispatched_s"], 4), round(row["finished_s"], 4), row["cached_tokens"]]
+            for row in calls
+        ],
+        "decisions": [[row["task"], row["host_match_tokens"], round(row["now_s"], 4)] for row in decisions],
     }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import yaml
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import Progress as Bars
@@ -18,6 +19,7 @@ from efficient_lmcache.replay.cli_common import user_errors
 
 if TYPE_CHECKING:
     from efficient_lmcache.simulate.options import SimulateOptions
+    from efficient_lmcache.simulate.profiles import Profile
 
 _COLUMNS = (
     *("γ_H", "GiB", "GB/s", "admission", "computed", "restored", "stored", "preempted"),
@@ -27,7 +29,17 @@ _COMPARED = ("run", "computed", "simulated", "in order", "makespan s", "simulate
 _WIDTH = 150
 # What each of these goes with: it says itself what engines, tiers and agents there are.
 _COMPANIONS = {
-    "compare": {"trace", "model", "profile", "kv_cache_dtype", "hardware", "profiles", "tokenizer", "skip_bad"},
+    "compare": {
+        "trace",
+        "model",
+        "profile",
+        "kv_cache_dtype",
+        "hardware",
+        "profiles",
+        "tokenizer",
+        "skip_bad",
+        "fit_to",
+    },
     "paper": {"seed"},
 }
 
@@ -66,6 +78,10 @@ def simulate(
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16, float32 or fp8…")] = "auto",
     hardware: Annotated[Path | None, typer.Option(help="A YAML file with peaks of other GPUs (as for plan).")] = None,
     profiles: Annotated[Path | None, typer.Option(help="A YAML file with profiles of your own.")] = None,
+    fit_to: Annotated[
+        list[Path] | None,
+        typer.Option(help="First fit the profile to this run or sweep of the same trace; may be repeated."),
+    ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="For trajectories of text: tekken, bpe:VOCAB, a path.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad records instead of stopping.")] = False,
     out: Annotated[Path | None, typer.Option(help="Leave a run directory for each configuration, as a replay.")] = None,
@@ -112,6 +128,7 @@ def simulate(
             profiles=profiles,
             tokenizer=tokenizer,
             skip_bad=skip_bad,
+            fit_to=tuple(fit_to or ()),
         )
         if paper is not None:
             _paper(paper, seed, as_json)
@@ -141,7 +158,7 @@ def _simulate(options: SimulateOptions, out: Path | None, as_json: bool) -> None
 
     with _progress() as bar:
         bar("reading", 0, 1)
-        inputs = prepare(options)
+        inputs = prepare(options, lambda tried: bar(f"fitting, {tried} tried", 0, 1))
         check_directories(out, inputs.configurations)
         rows = []
         for configuration in inputs.configurations:
@@ -156,16 +173,20 @@ def _simulate(options: SimulateOptions, out: Path | None, as_json: bool) -> None
             rows.append({"gamma_h": pressure, **made.to_json()})
             if out is not None:
                 write_run(out, made, inputs, options)
-    _show(rows, {"notes": list(inputs.workload.notes), "options": options.to_json()}, as_json)
+    more = {"notes": list(inputs.workload.notes), "options": options.to_json(), **_fitted(inputs.profile, options)}
+    _show(rows, more, as_json)
 
 
 def _compare(options: SimulateOptions, runs: list[Path], as_json: bool) -> None:
     from efficient_lmcache.simulate.options import comparisons
 
     with _progress() as bar:
-        rows = [made.to_json() for made in comparisons(options, runs, lambda *done: bar("runs", *done))]
+        profile, compared = comparisons(
+            options, runs, lambda *done: bar("runs", *done), lambda tried: bar(f"fitting, {tried} tried", 0, 1)
+        )
+        rows = [made.to_json() for made in compared]
     if as_json:
-        typer.echo(json.dumps({"runs": rows}, indent=2))
+        typer.echo(json.dumps({"runs": rows, **_fitted(profile, options)}, indent=2))
         return
     table = Table(*_COMPARED, box=SIMPLE)
     for row in rows:
@@ -180,6 +201,17 @@ def _compare(options: SimulateOptions, runs: list[Path], as_json: bool) -> None:
             "–" if row["equal_host_match"] is None else f"{row['equal_host_match']:.1%}",
         )
     Console(width=_WIDTH).print(table)
+    _show_fitted(_fitted(profile, options))
+
+
+def _fitted(profile: Profile, options: SimulateOptions) -> dict[str, Any]:
+    """A fitted profile as a file of `--profiles` has it; nothing of one that was not fitted."""
+    return {"fitted": {profile.name: profile.entry()}} if options.fit_to else {}
+
+
+def _show_fitted(more: dict[str, Any]) -> None:
+    if "fitted" in more:
+        typer.echo(f"The fitted profile, as a file for --profiles has it:\n\n{yaml.safe_dump(more['fitted'])}")
 
 
 def _paper(table: str, seed: int, as_json: bool) -> None:
@@ -216,6 +248,7 @@ def _show(rows: list[dict[str, Any]], more: dict[str, Any], as_json: bool) -> No
     Console(width=_WIDTH).print(table)
     for note in more.get("notes", ()):
         typer.echo(f"note: {note}")
+    _show_fitted(more)
 
 
 def _millions(tokens: int) -> str:

@@ -11,12 +11,13 @@ from typing import Any
 
 from efficient_lmcache.core.admission import ADMISSIONS
 from efficient_lmcache.core.footprint import load_config
-from efficient_lmcache.replay.rundir import read_record, run_directories
-from efficient_lmcache.simulate.against_run import Comparison, compare_run, read_comparable
-from efficient_lmcache.simulate.costs import Costs, ModelShape, costs
+from efficient_lmcache.simulate.against_run import Comparison, compare_run
+from efficient_lmcache.simulate.costs import ModelShape, costs
 from efficient_lmcache.simulate.deployment import Configuration, Deployment
 from efficient_lmcache.simulate.engine import EngineSettings
-from efficient_lmcache.simulate.profiles import load_profile
+from efficient_lmcache.simulate.fit import Observed, Tried, fit
+from efficient_lmcache.simulate.profiles import Profile, load_profile
+from efficient_lmcache.simulate.recorded_run import recorded_runs
 from efficient_lmcache.simulate.routing import ROUTERS
 from efficient_lmcache.simulate.simulation import Pool
 from efficient_lmcache.sizing.policy_tier import Admission
@@ -55,23 +56,32 @@ class SimulateOptions:
     profiles: Path | None
     tokenizer: str | None
     skip_bad: bool
+    fit_to: tuple[Path, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-able dictionary."""
-        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+        return {name: _jsonable(value) for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What `deployment.simulate` takes, one configuration after the other."""
+    """What `deployment.simulate` takes, one configuration after the other.
 
+    Attributes:
+        profile: the one that was asked for, fitted if it was to be.
+    """
+
+    profile: Profile
     workload: Workload
     deployment: Deployment
     configurations: list[Configuration]
 
 
-def prepare(options: SimulateOptions) -> Inputs:
+def prepare(options: SimulateOptions, tried: Tried = lambda count: None) -> Inputs:
     """Read what the options name.
+
+    Args:
+        tried: of `fit`.
 
     Raises:
         ValueError: naming the option, or the file and its record and field, and what is allowed.
@@ -84,9 +94,15 @@ def prepare(options: SimulateOptions) -> Inputs:
     _check(options)
     configurations = _configurations(options)
     shape = _shape(model, options.kv_cache_dtype)
+    profile = _profile(options, trace, shape, tried)
     deployment = Deployment(
-        engine=EngineSettings(options.gpu_kv_tokens, options.max_num_seqs, options.max_num_batched_tokens),
-        costs=_costs(options, shape, options.ranks),
+        engine=EngineSettings(
+            options.gpu_kv_tokens,
+            options.max_num_seqs,
+            options.max_num_batched_tokens,
+            plans_ahead=profile.async_scheduling,
+        ),
+        costs=costs(profile, shape, options.ranks),
         bytes_per_token=shape.footprint.bytes_per_token_per_rank(options.ranks),
         pool=Pool(options.active_pool, options.time_scale),
         engines=options.engines,
@@ -95,33 +111,43 @@ def prepare(options: SimulateOptions) -> Inputs:
         ranks=options.ranks,
     )
     workload = _workload(options, trace, options.chunk_tokens, options.gpu_block_tokens)
-    return Inputs(workload, deployment, configurations)
+    return Inputs(profile, workload, deployment, configurations)
 
 
 def comparisons(
-    options: SimulateOptions, runs: Sequence[Path], progress: Callable[[int, int], None] = lambda done, count: None
-) -> Iterator[Comparison]:
-    """Each run against its simulations; engine, tier, pool and admission are the run's own.
+    options: SimulateOptions,
+    runs: Sequence[Path],
+    progress: Callable[[int, int], None] = lambda done, count: None,
+    tried: Tried = lambda count: None,
+) -> tuple[Profile, Iterator[Comparison]]:
+    """The profile, and each run against its simulations; engine, tier, pool and admission are the run's own.
 
     Args:
         runs: run directories, sweeps', or directories of runs.
         progress: called with how many runs are done, and how many there are.
+        tried: of `fit`.
     """
     trace, model = _given(options)
     shape = _shape(model, options.kv_cache_dtype)
+    every = _observed(options, trace, runs)
+    profile = _profile(options, trace, shape, tried)
+
+    def compared() -> Iterator[Comparison]:
+        for done, (run, workload) in enumerate(every):
+            progress(done, len(every))
+            yield compare_run(run, workload, profile, shape)
+
+    return profile, compared()
+
+
+def _observed(options: SimulateOptions, trace: Path, paths: Sequence[Path]) -> list[Observed]:
+    """Runs with the trace in their chunks and blocks."""
     workloads: dict[tuple[int, int], Workload] = {}
-    # Of a sweep, those of its runs that are there; a run that was named itself must be complete.
-    every = [
-        run for path in runs for run in run_directories(path) if run == path or read_record(run)["status"] == "complete"
-    ]
-    for done, run in enumerate(every):
-        progress(done, len(every))
-        _, recorded = read_comparable(run)
-        made = _costs(options, shape, recorded.tensor_parallel)
-        sizes = recorded.chunk_tokens, recorded.block_tokens
-        if sizes not in workloads:
-            workloads[sizes] = _workload(options, trace, *sizes)
-        yield compare_run(run, workloads[sizes], model, made)
+    runs = [run for path in paths for run in recorded_runs(path)]
+    for run in runs:
+        if run.sizes not in workloads:
+            workloads[run.sizes] = _workload(options, trace, *run.sizes)
+    return [Observed(run, workloads[run.sizes]) for run in runs]
 
 
 def _given(options: SimulateOptions) -> tuple[Path, Path]:
@@ -155,8 +181,19 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
-def _costs(options: SimulateOptions, shape: ModelShape, ranks: int) -> Costs:
-    return costs(load_profile(options.profile, options.profiles, options.hardware), shape, ranks)
+def _profile(options: SimulateOptions, trace: Path, shape: ModelShape, tried: Tried) -> Profile:
+    profile = load_profile(options.profile, options.profiles, options.hardware)
+    if not options.fit_to:
+        return profile
+    if not (observed := _observed(options, trace, options.fit_to)):
+        raise ValueError(f"--fit-to {', '.join(map(str, options.fit_to))}: has no complete run")
+    return fit(profile, shape, observed, tried)
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_jsonable(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _workload(options: SimulateOptions, trace: Path, chunk_tokens: int, gpu_block_tokens: int) -> Workload:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from efficient_lmcache.sizing.hardware import Hardware, load_hardware
 
 _NUMBERS = ("memory_gb_s", "compute_efficiency", "memory_efficiency", "step_s", "sequence_s", "copy_s")
 _TEXTS = ("source", "fitted")
+_SCHEDULING = "async_scheduling"
 _MEASURED = (*StepCosts._fields, "store_s", "stored_token_s")
 
 
@@ -31,6 +32,7 @@ class Profile:
         step_s, sequence_s: of every step, and of every call in it.
         copy_s: of every call that a step restores or stores for.
         measured: costs of one machine with one model, by the names of `StepCosts`, `store_s` and `stored_token_s`.
+        async_scheduling: whether vLLM plans a step while the one before it is computed; it does not on CPUs.
         source: where all this is from.
     """
 
@@ -43,7 +45,20 @@ class Profile:
     sequence_s: float
     copy_s: float
     measured: Mapping[str, float] | None
+    async_scheduling: bool
     source: str
+
+    def with_costs(self, costs: Mapping[str, float]) -> Profile:
+        """The profile with other values of some of its costs and efficiencies."""
+        if self.measured is not None:
+            return replace(self, measured={**self.measured, **costs})
+        fields: dict[str, Any] = dict(costs)
+        return replace(self, **fields)
+
+    def entry(self) -> dict[str, Any]:
+        """As a file of profiles has it under its name."""
+        costs = {"measured": dict(self.measured)} if self.measured else {name: getattr(self, name) for name in _NUMBERS}
+        return {**costs, _SCHEDULING: self.async_scheduling, "source": self.source}
 
 
 def load_profile(name: str, user_file: Path | None = None, hardware_file: Path | None = None) -> Profile:
@@ -76,21 +91,25 @@ def _entries(text: str, where: str) -> dict[str, tuple[str, Mapping[str, Any], s
 
 
 def _profile(name: str, entry: Mapping[str, Any], where: str, hardware_file: Path | None) -> Profile:
-    allowed = ("measured", *_TEXTS) if "measured" in entry else (*_NUMBERS, *_TEXTS)
+    allowed = (*(("measured",) if "measured" in entry else _NUMBERS), _SCHEDULING, *_TEXTS)
     if unknown := [str(field) for field in entry if field not in allowed]:
         raise ValueError(f"{where}: {name} has unknown fields {', '.join(unknown)}; allowed are {', '.join(allowed)}")
+    async_scheduling = entry.get(_SCHEDULING, True)
+    if not isinstance(async_scheduling, bool):
+        raise ValueError(f"{where}: {name}.{_SCHEDULING} is {async_scheduling!r}; it must be true or false")
     source = "; ".join(str(entry[field]).strip() for field in _TEXTS if field in entry) or where
     if "measured" in entry:
         costs = entry["measured"]
         if not isinstance(costs, dict) or set(costs) - set(_MEASURED):
             raise ValueError(f"{where}: {name}.measured must have fields of {', '.join(_MEASURED)}")
         measured = {field: _number(f"{name}.measured", field, costs, where) for field in costs}
-        return Profile(name, None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, measured, source)
+        return Profile(name, None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, measured, async_scheduling, source)
     numbers = {field: _number(name, field, entry, where) for field in _NUMBERS}
     for field in ("memory_gb_s", "compute_efficiency", "memory_efficiency"):
         if not numbers[field]:
             raise ValueError(f"{where}: {name}.{field} is 0; it must be a number > 0")
-    return Profile(name, load_hardware(name, hardware_file), **numbers, measured=None, source=source)
+    hardware = load_hardware(name, hardware_file)
+    return Profile(name, hardware, **numbers, measured=None, async_scheduling=async_scheduling, source=source)
 
 
 def _number(name: str, field: str, entry: Mapping[str, Any], where: str) -> float:

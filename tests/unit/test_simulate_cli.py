@@ -202,7 +202,7 @@ def test_what_compare_does_not_model_is_refused(asked, model, trace, tmp_path, g
     (made,) = (tmp_path / "runs").iterdir()
     result = run(["simulate", "--trace", str(trace), "--model", str(model), "--compare", str(made)])
     assert result.exit_code == 2
-    assert f"{what}; --compare takes complete runs of one engine in in-process mode" in result.output
+    assert f"{what}; what is simulated again are complete runs of one engine in in-process mode" in result.output
 
 
 def test_of_a_directory_of_runs_the_complete_ones_are_compared(asked, model, trace, tmp_path):
@@ -222,7 +222,7 @@ def test_a_garbled_row_of_a_compared_run_is_named(asked, model, trace, tmp_path)
     compare = ["simulate", "--trace", str(trace), "--model", str(model), "--compare", str(calls.parent)]
     assert "has a call 0 of task 'other-" in run(compare).output
     calls.write_text('{"task": 7}\n')
-    assert "calls.jsonl: line 1: lacks call, dispatched_s, cached_tokens" in run(compare).output
+    assert "calls.jsonl: line 1: lacks call, dispatched_s, finished_s, cached_tokens" in run(compare).output
 
 
 def test_simulated_runs_are_told_apart_by_link_and_by_trace(asked, tmp_path):
