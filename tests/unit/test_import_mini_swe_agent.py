@@ -277,6 +277,14 @@ def changed(index: int, **fields: Any) -> Row:
         ),
         (changed(2, tool_calls=[{"id": 1}]), r"messages\[2\].tool_calls\[0\].function must be an object with a name"),
         (changed(2, extra={"timestamp": 10**400}), r"messages\[2\].timestamp is 1000.*; it must be a number from 0 to"),
+        (
+            changed(2, extra={"timestamp": 1_767_225_600_000}),
+            r"messages\[2\].timestamp is 1767225600000; it must be in seconds",
+        ),
+        (
+            changed(2, extra={"response": {"created": 1_767_225_600_000}}),
+            r"messages\[2\].extra.response.created is 1767225600000; it must be in seconds",
+        ),
         ({**task(), "instance_id": "\ud800"}, "line 2: instance_id is not Unicode"),
     ],
 )

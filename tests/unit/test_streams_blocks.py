@@ -200,6 +200,7 @@ LOOKUP = lookup(1, 9, ["0xa", "0xb"])
         (WEKA, session("b", [asked(0, 9, [1, 2], api_time="x")]), r"requests\[0\]: api_time must be a finite number"),
         (MOONCAKE, mooncake(0, 600, [0] * 500), "line 2: hash_ids has 500 entries"),
         (MOONCAKE, {**MOONCAKE, "output_length": None}, "line 2: output_length must be an integer >= 0, not None"),
+        (LOOKUP, {**LOOKUP, "timestamp": 1_767_225_600_000}, "timestamp is 1767225600000; it must be in seconds"),
         (MOONCAKE, {**MOONCAKE, "timestamp": float("inf")}, "line 2: timestamp must be a finite number >= 0, not inf"),
         (LOOKUP, lookup(2, 7, ["0xa", "0xb"]), "line 2: chunk_hashes has 2 entries; 7 tokens have at most 1"),
         (LOOKUP, lookup(2, 9, [1, 2]), "line 2: chunk_hashes must be a list of non-empty texts"),  # type: ignore[list-item]

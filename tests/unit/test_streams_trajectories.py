@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,21 @@ def test_an_openhands_history_has_a_call_for_every_response(tmp_path: Path) -> N
     assert stream.shared is not None
     # Nothing is rewritten: the second prompt begins with the first and its whole output.
     assert stream.shared.cache_stable == [0, int(references.prompt_tokens[0] + references.output_tokens[0])]
+
+
+def test_pauses_do_not_depend_on_the_zone_of_who_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded without a zone in the night in which clocks in Berlin are put forward."""
+    row = history()
+    for event, at in zip(row["history"][2:], ("01:59:58", "01:59:58", "01:59:59", "03:30:00", "03:30:09"), strict=True):
+        event["timestamp"] = f"2026-03-29T{at}"
+    source = write_lines(tmp_path / "output.jsonl", [row])
+    for zone in ("UTC", "Europe/Berlin"):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        references = References.concatenate(open_stream(source, 4, tokenizer=BPE))
+        assert references.interval_s.tolist() == [0.0, 5402.0], zone
+    monkeypatch.undo()
+    time.tzset()
 
 
 def test_openhands_completions_are_calls_in_time_order(tmp_path: Path) -> None:

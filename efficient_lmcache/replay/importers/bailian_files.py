@@ -26,7 +26,7 @@ def parse_request(line: bytes, where: str, block_tokens: int) -> BlockRequest:
         where=where,
         key=chat,
         continues=None if parent in _NO_PARENT else parent,
-        start_s=records.seconds(record, "timestamp", where, required=True),
+        start_s=records.clock_s(record, "timestamp", where),
         interval_s=math.nan,
         prompt_tokens=prompt_tokens,
         output_tokens=records.integer(record, "output_length", where),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def read_completion(file: Path) -> Completion:
     messages = [(sys.intern(role), sys.intern(text)) for role, text in said]
     if not messages:
         raise RecordError(f"{where}: messages is empty; a call needs a prompt")
-    timestamp_s = records.seconds(record, "timestamp", where, required=True)
+    timestamp_s = records.clock_s(record, "timestamp", where)
     response = record.get("response")
     return Completion(
         timestamp_s,
@@ -150,6 +150,8 @@ def _timestamp_s(event: dict[str, Any], where: str) -> float | None:
     if value is None:
         return None
     try:
-        return datetime.fromisoformat(value).timestamp()
+        moment = datetime.fromisoformat(value)
     except (TypeError, ValueError):
         raise RecordError(f"{where}: timestamp must be a date and time in ISO format, not {value!r}") from None
+    # OpenHands writes no zone; taken for this machine's, a pause would depend on where and when it is read.
+    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()

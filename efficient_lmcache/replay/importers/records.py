@@ -26,6 +26,9 @@ Progress = Callable[[int, int], None]
 LARGEST_TIME = 1e20
 """In any unit; beyond it sums of times are no numbers any more. Nanoseconds since 1970 are below 1e19."""
 
+_LATEST_S = 1e11
+"""In seconds since 1970 the year 5138; milliseconds since 1970 are above it from 1973 on."""
+
 _GZIP_MAGIC = b"\x1f\x8b"
 _UNREAD_MAGICS = {
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -183,6 +186,19 @@ def seconds(record: dict[str, Any], field: str, where: str, *, required: bool = 
     if value > LARGEST_TIME:
         raise RecordError(f"{where}: {field} is {_kind(value)}; no time exceeds {LARGEST_TIME:g}")
     return float(value)
+
+
+def clock_s(record: dict[str, Any], field: str, where: str) -> float:
+    """A time in seconds, since 1970 or any moment later."""
+    value_s = seconds(record, field, where, required=True)
+    check_clock(value_s, f"{where}: {field}")
+    return value_s
+
+
+def check_clock(value_s: float | None, where: str) -> None:
+    """RecordError for a time in another unit: pauses would be a thousand times as long."""
+    if value_s is not None and value_s > _LATEST_S:
+        raise RecordError(f"{where} is {value_s:.0f}; it must be in seconds, and no such time is beyond {_LATEST_S:g}")
 
 
 def integers(record: dict[str, Any], field: str, where: str) -> Ints:

@@ -105,7 +105,13 @@ def _message(row: dict[str, Any], where: str) -> Message:
     return Message(
         role=role,
         text=message_text(row, where),
-        timestamp_s=optional(stamped, "timestamp", (int, float), where),
-        created_s=optional(response, "created", (int, float), f"{where}.extra.response"),
+        timestamp_s=_clock_s(stamped, "timestamp", where),
+        created_s=_clock_s(response, "created", f"{where}.extra.response"),
         completion_tokens=optional(usage, "completion_tokens", int, f"{where}.extra.response.usage"),
     )
+
+
+def _clock_s(row: dict[str, Any], key: str, where: str) -> float | None:
+    value_s: float | None = optional(row, key, (int, float), where)
+    records.check_clock(value_s, f"{where}.{key}")
+    return value_s

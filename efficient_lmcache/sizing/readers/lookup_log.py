@@ -96,7 +96,7 @@ class LookupLog(BlockRecording):
                 f"{prompt_tokens // block_tokens} full chunks of {block_tokens}"
             )
         return _Lookup(
-            timestamp_s=records.seconds(record, "timestamp", where, required=True),
+            timestamp_s=records.clock_s(record, "timestamp", where),
             request_id=records.text(record, "request_id", where),
             model=records.text(record, "model_name", where),
             prompt_tokens=prompt_tokens,
