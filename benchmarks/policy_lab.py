@@ -106,7 +106,10 @@ def miniature(arguments: argparse.Namespace) -> Study:
     workload = open_workload(arguments.miniature, 256, gpu_block_tokens=128, most_block_references=_BLOCKS)
     shape = ModelShape.of(MODELS["moe"])
     deployment = Deployment(
-        EngineSettings(61_440, 16, 2048), costs(load_profile("cpu"), shape, 1), 1024, Pool(16, time_scale=0.1)
+        EngineSettings(61_440, 16, 2048, plans_ahead=False),
+        costs(load_profile("cpu"), shape, 1),
+        1024,
+        Pool(16, time_scale=0.1),
     )
     return Study("miniature", workload, deployment, Admission("none", activity_window_s=10.0))
 
