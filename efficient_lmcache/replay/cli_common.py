@@ -21,7 +21,7 @@ def failure(message: object, status: int) -> typer.Exit:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """What a user can do wrong, a missing package included, ends as one line on stderr and exit code 2.
+    """What a user can do wrong (a missing package, too much for the memory) ends as one line on stderr and exit code 2.
 
     A reader of stdout that has gone (`… | head`) is no error to tell anybody of.
     """
@@ -29,7 +29,7 @@ def user_errors() -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, MemoryError) as error:
         raise failure(error, USER_ERROR_STATUS) from None
 
 

@@ -106,7 +106,7 @@ class Engine(NamedTuple):
         state: `STATE` [1].
         blocks: `BLOCK` [GPU blocks + 1]: the free list is circular through the last entry.
         holder: int32 [keys]: NONE for a key that is not cached.
-        rows: int32 [max_num_seqs, GPU blocks]: block tables.
+        rows: int32 [max_num_seqs, blocks of the longest call]: block tables.
         free_rows: int64 [max_num_seqs]: a stack.
         places: `PLACE` [max_num_seqs]: running calls in the order of their admission.
         planned, flight: `WORK` [max_num_seqs]: of the step that is planned, and of the one that is computed.

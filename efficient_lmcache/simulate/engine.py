@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from efficient_lmcache.core.references import References
+from efficient_lmcache.core.references import Ints, References
 from efficient_lmcache.simulate._engine_state import BLOCK, FILLED, NONE, PLACE, STATE, WORK, Calls, Engine
 
 
@@ -72,7 +72,10 @@ def new_engines(settings: Sequence[EngineSettings], blocks: References, *, logs_
     Args:
         logs_evictions: keep the keys that leave the prefix caches in `Engine.evicted`.
     """
-    number, seqs = len(settings), max(each.max_num_seqs for each in settings)
+    number = len(settings)
+    # No more calls than there are run at once, and none has more blocks than the longest one.
+    places = [min(each.max_num_seqs, max(len(blocks), 1)) for each in settings]
+    seqs, table = max(places), -(-int(_tokens(blocks).max(initial=1)) // blocks.chunk_tokens)
     # vLLM keeps one block for itself.
     counts = [each.gpu_kv_tokens // blocks.chunk_tokens - 1 for each in settings]
     for count, each in zip(counts, settings, strict=True):
@@ -83,7 +86,7 @@ def new_engines(settings: Sequence[EngineSettings], blocks: References, *, logs_
         state=np.zeros(number, STATE),
         blocks=np.zeros((number, max(counts) + 1), BLOCK),
         holder=np.full((number, int(blocks.keys.max(initial=-1)) + 1), NONE, np.int32),
-        rows=np.zeros((number, seqs, max(counts)), np.int32),
+        rows=np.zeros((number, seqs, table), np.int32),
         free_rows=np.tile(np.arange(seqs), (number, 1)),
         places=np.zeros((number, seqs), PLACE),
         planned=np.zeros((number, seqs), WORK),
@@ -94,20 +97,26 @@ def new_engines(settings: Sequence[EngineSettings], blocks: References, *, logs_
         block_tokens=blocks.chunk_tokens,
     )
     made.blocks["key"] = NONE
-    for state, row, count, each in zip(made.state, made.blocks, counts, settings, strict=True):
+    for state, row, count, most, each in zip(made.state, made.blocks, counts, places, settings, strict=True):
         ring = np.arange(count + 1)
         row["newer"][: count + 1], row["older"][: count + 1] = np.roll(ring, -1), np.roll(ring, 1)
         state["gpu_blocks"] = state["free_blocks"] = count
-        state["max_num_seqs"] = state["free_rows"] = each.max_num_seqs
+        state["max_num_seqs"] = state["free_rows"] = most
         state["max_batched_tokens"] = each.max_batched_tokens
         state["reserves_prompt"], state["plans_ahead"] = each.reserves_prompt, each.plans_ahead
         state["keyless_first"] = each.keyless_first
     return made
 
 
+def _tokens(blocks: References) -> Ints:
+    """That the GPU holds of each call in the end: all but its last output token, which nothing attends to."""
+    tokens: Ints = np.maximum(blocks.prompt_tokens, 1) + np.maximum(blocks.output_tokens, 1) - 1
+    return tokens
+
+
 def _require_room(blocks: References, gpu_tokens: int) -> None:
-    """ValueError for a call that could never end: a GPU does not hold all that its last output token attends to."""
-    prompts, outputs = np.maximum(blocks.prompt_tokens, 1), np.maximum(blocks.output_tokens, 1)
-    for call in np.flatnonzero(prompts + outputs - 1 > gpu_tokens)[:1].tolist():
-        asked = f"{prompts[call]} prompt tokens" + (f" and {outputs[call]} of output" if outputs[call] > 1 else "")
+    """ValueError for a call that could never end, as the GPU does not hold it."""
+    for call in np.flatnonzero(_tokens(blocks) > gpu_tokens)[:1].tolist():
+        output = f" and {blocks.output_tokens[call]} of output" if blocks.output_tokens[call] > 1 else ""
+        asked = f"{blocks.prompt_tokens[call]} prompt tokens{output}"
         raise ValueError(f"call {call} has {asked}; they do not fit into the GPU's {gpu_tokens}")

@@ -48,9 +48,11 @@ class RemoteTier:
         retention_s: float = math.inf,
         local_chunks: int = 0,
     ) -> None:
-        for name, value in (("link_bytes_per_s", link_bytes_per_s), ("retention_s", retention_s)):
-            if not value > 0:
-                raise ValueError(f"RemoteTier.{name} is {value}; it must be positive")
+        # Over a slower link than that reads would end after what a float can count of seconds.
+        if not link_bytes_per_s >= 1:
+            raise ValueError(f"RemoteTier.link_bytes_per_s is {link_bytes_per_s}; it must be at least 1")
+        if not retention_s > 0:
+            raise ValueError(f"RemoteTier.retention_s is {retention_s}; it must be positive")
         count = int(chunks.keys.max(initial=-1)) + 1
         self.chunks = chunks
         self.locals = [HostTier(local_chunks, count) if local_chunks else None for _ in range(engines)]

@@ -19,6 +19,7 @@ from efficient_lmcache.replay.rundir import (
     SIMULATED,
     DecisionCounts,
     RunDirectory,
+    RunDirectoryError,
     RunRecord,
     WorkingSet,
 )
@@ -31,8 +32,13 @@ from efficient_lmcache.sizing.workload import Workload
 
 def check_directories(out: Path | None, configurations: Sequence[Configuration]) -> None:
     """Raise RunDirectoryError, before anything is computed, where a run would overwrite something."""
-    for configuration in configurations if out is not None else ():
-        RunDirectory.require_new(_directory(out, configuration))  # type: ignore[arg-type]
+    if out is None:
+        return
+    directories = [_directory(out, configuration) for configuration in configurations]
+    for number, directory in enumerate(directories):
+        RunDirectory.require_new(directory)
+        if directory in directories[:number]:
+            raise RunDirectoryError(f"{directory}: two configurations are called so; give each size and admission once")
 
 
 def write_run(out: Path, made: Simulated, inputs: Inputs, options: SimulateOptions) -> Path:

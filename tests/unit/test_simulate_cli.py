@@ -118,6 +118,19 @@ def test_nobody_can_take_a_simulation_for_a_measurement(asked, tmp_path):
     assert "Every output token" not in shown
 
 
+@pytest.mark.parametrize("twice", [["--host-gib", "0.2,0.20"], ["--host-gib", "0.2", "--admission", "none,none"]])
+def test_two_configurations_of_one_name_are_refused_before_anything_is_written(asked, twice, tmp_path):
+    result = run([*asked, *twice, "--out", str(tmp_path / "runs")])
+    assert result.exit_code == 2
+    assert "none-0.2gib: two configurations are called so; give each size and admission once" in result.output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_engines_take_memory_for_the_calls_that_there_are(asked):
+    (row,) = rows([*asked, "--engines", "1024", "--max-num-seqs", "65536", "--gpu-kv-tokens", "1000000"])
+    assert row["preemptions"] == 0
+
+
 def test_a_simulated_run_compared_with_itself_is_equal_in_everything(asked, model, trace, tmp_path):
     """A run that the simulator made stands in for a real one."""
     out = tmp_path / "runs"
@@ -146,6 +159,8 @@ def test_a_simulated_run_compared_with_itself_is_equal_in_everything(asked, mode
         ("--time-scale", "-1", "--time-scale is -1.0; it must be a finite number >= 0"),
         ("--activity-window-s", "0", "--activity-window-s is 0.0; it must be positive"),
         ("--gpu-kv-tokens", "600", "do not fit into the GPU's"),
+        ("--gpu-kv-tokens", "1000000000000000", "Unable to allocate"),
+        ("--link-gb-s", "1e-320", "it must be at least 1"),
         ("--trace", "absent.trace", "absent.trace: no such file"),
     ],
 )

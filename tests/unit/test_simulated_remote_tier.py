@@ -98,5 +98,5 @@ def test_what_the_engines_own_tiers_hold_does_not_cross_the_link():
 
 
 def test_a_link_without_bandwidth_is_named():
-    with pytest.raises(ValueError, match=r"RemoteTier.link_bytes_per_s is 0; it must be positive"):
+    with pytest.raises(ValueError, match=r"RemoteTier.link_bytes_per_s is 0; it must be at least 1"):
         RemoteTier(agents(BUSY).chunks, BETA, link_bytes_per_s=0)
