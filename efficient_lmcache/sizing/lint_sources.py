@@ -61,10 +61,9 @@ def _lint_tokens(stream: TokenRecording, skip_bad: bool) -> Report:
         for name, recorded in stream.tasks():
             task = names.of(name)
             try:
-                whole = list(recorded)
+                # A damaged task is left out as a whole; else only its latest prompts need be in memory.
+                whole = list(recorded) if skip_bad else recorded
             except (trace.TraceError, RecordError):
-                if not skip_bad:
-                    raise
                 skipped += 1
                 continue
             for call in whole:
