@@ -113,6 +113,8 @@ def diagnose(found: Break, opening_tokens: int, replies: Sequence[Span]) -> Diag
 
 def moved(replies: Sequence[Span], stable_tokens: int, runs: Sequence[Run]) -> list[Span]:
     """Where replies in previous prompt + output lie in the new prompt: those, or what of them, that it has."""
+    if not runs and all(start < end <= stable_tokens for start, end in replies):
+        return list(replies)  # as of every call of an agent that only appends
     kept = (Run(0, 0, stable_tokens), *runs)
     spans = []
     for start, end in replies:
