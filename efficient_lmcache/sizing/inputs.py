@@ -133,6 +133,11 @@ def _check(options: PlanOptions) -> None:
     ):
         if value is not None and not 1 <= value <= _LARGEST:
             raise ValueError(f"{name} is {value}; it must be {'at least 1' if value < 1 else f'at most {_LARGEST:,}'}")
+    if options.chunk_tokens % options.gpu_block_tokens:
+        raise ValueError(
+            f"--chunk-tokens is {options.chunk_tokens}; it must be a multiple of --gpu-block-tokens, "
+            f"{options.gpu_block_tokens}"
+        )
     for name, number in (
         ("--activated-params", options.activated_parameters),
         ("--ttl-s", options.ttl_s),

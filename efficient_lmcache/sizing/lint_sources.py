@@ -42,8 +42,6 @@ def lint_recording(
     """
     stream = open_stream(path, tokenizer=tokenizer, skip_bad=skip_bad, progress=progress)
     if not isinstance(stream, TokenRecording):
-        if tokenizer is not None:
-            raise RecordingError(f"--tokenizer {tokenizer}: {path} has ids of blocks, which no tokenizer can read")
         return _lint_blocks(stream), None
     decode = _trace_decoder(path, tokenizer) if isinstance(stream, TraceV1) and tokenizer is not None else None
     report = _lint_tokens(stream, skip_bad)

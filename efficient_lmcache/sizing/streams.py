@@ -95,6 +95,8 @@ def open_stream(
     if not path.exists():
         raise RecordingError(f"{path}: no such file or directory")
     kind = _directory_kind(path) if path.is_dir() else _file_kind(path, skip_bad)
+    if kind.block_tokens and tokenizer is not None:
+        raise RecordingError(f"--tokenizer {tokenizer}: {path} has ids of blocks, which no tokenizer can read")
     size = kind.block_tokens or TOKEN_CHUNK_TOKENS if chunk_tokens is None else chunk_tokens
     common: dict[str, Any] = {"skip_bad": skip_bad, "progress": progress}
     if kind.block_tokens:

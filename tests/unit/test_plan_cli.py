@@ -230,6 +230,7 @@ def test_a_page_without_a_pool_is_an_error(text, message):
         ({"host_gib": -1}, "--host-gib is -1; it must be a number > 0"),
         ({"ttl_s": 0}, "--ttl-s is 0"),
         ({"chunk_tokens": 0}, "--chunk-tokens is 0"),
+        ({"chunk_tokens": 1023}, "--chunk-tokens is 1023; it must be a multiple of --gpu-block-tokens, 16"),
         ({"tp": 3}, "--tp 3: vLLM does not serve a model of 32 attention heads .* must divide 32"),
         ({"time_scale": "nan"}, "--time-scale is nan"),
         ({"time_scale": 1e300}, r"--time-scale is 1e\+300; it must be a number from 0 to 1,099,511,627,776"),

@@ -150,6 +150,14 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
         open_stream(tmp_path / "t.trace", 10**30)
 
 
+def test_a_tokenizer_for_ids_of_blocks_is_refused(tmp_path: Path) -> None:
+    """It would change nothing, and whoever gives one expects it to."""
+    path = tmp_path / "requests.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}\n')
+    with pytest.raises(RecordingError, match=r"--tokenizer tekken: .* has ids of blocks, which no tokenizer can read"):
+        open_stream(path, tokenizer="tekken")
+
+
 def test_times_that_are_not_recorded_are_nan(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t.trace", Manifest(3, "synthetic", "test")) as writer:
         writer.write_task("a", [Call(np.array([1]), np.array([1]), 0.0)])
