@@ -56,6 +56,8 @@ class RemoteTier:
         count = int(chunks.keys.max(initial=-1)) + 1
         self.chunks = chunks
         self.locals = [HostTier(local_chunks, count) if local_chunks else None for _ in range(engines)]
+        # Which of a call's chunks crossed the link for it; of no call where nobody fetches.
+        self.fetched: dict[int, range] = {}
         self._chunk_bytes = chunks.chunk_tokens * bytes_per_token
         self._link_bytes_per_s = link_bytes_per_s
         self._retention_s = retention_s
@@ -66,19 +68,25 @@ class RemoteTier:
 
     def engine_tiers(self) -> list[RemoteEngineTier]:
         """Each engine's view."""
-        return [RemoteEngineTier(self, local) for local in self.locals]
+        return [RemoteEngineTier(self, number) for number in range(len(self.locals))]
 
     def fetch(self, call: int, engine: int, gpu_tokens: int, now_s: float) -> float:
         """As `Remote.fetch`: what neither the GPU nor the engine's own tier holds crosses the link."""
-        keys = self.held(self.chunks.call_keys(call), now_s)[gpu_tokens // self.chunks.chunk_tokens :]
-        local = self.locals[engine]
-        missing = len(keys) - (local.match(keys) if local else 0)
-        if not missing:
+        keys = self.held(self.chunks.call_keys(call), now_s)
+        first = self.reach(keys, gpu_tokens // self.chunks.chunk_tokens, engine)
+        self.fetched[call] = range(first, len(keys))
+        missing = len(keys) - first
+        if missing <= 0:
             return now_s
         size_bytes = missing * self._chunk_bytes
         self._link_free_s = max(now_s, self._link_free_s) + size_bytes / self._link_bytes_per_s
         self._reads.append((now_s, self._link_free_s, size_bytes))
         return self._link_free_s
+
+    def reach(self, keys: Ints, first: int, engine: int) -> int:
+        """Up to where the engine's own tier continues the `first` keys."""
+        local = self.locals[engine]
+        return first + local.match(keys[first:]) if local else first
 
     def held(self, keys: Ints, now_s: float) -> Ints:
         """The leading keys that are held; a view."""
@@ -114,21 +122,31 @@ class RemoteTier:
 class RemoteEngineTier:
     """What one engine sees of it, as a `KVTier`."""
 
-    def __init__(self, remote: RemoteTier, local: HostTier | None) -> None:
+    def __init__(self, remote: RemoteTier, engine: int) -> None:
         self.stored_tokens = 0
         self._remote = remote
-        self._local = local
+        self._engine = engine
+        self._local = remote.locals[engine]
         self._chunk_tokens = remote.chunks.chunk_tokens
         # Chunks of each call that it found or stored.
         self._saved = np.zeros(len(remote.chunks), np.int64)
 
     def look_up(self, call: int, tokens: int, gpu_tokens: int, now_s: float) -> int:
         keys = self._remote.held(self._remote.chunks.call_keys(call)[: tokens // self._chunk_tokens], now_s)
+        keys = keys[: self._here(call, keys, gpu_tokens)]
         self._remote.use(keys, now_s)
         if self._local:
             self._local.use(keys[::-1])
         self._saved[call] = len(keys)
         return len(keys) * self._chunk_tokens
+
+    def _here(self, call: int, keys: Ints, gpu_tokens: int) -> int:
+        """How many of the held keys are on this side of the link: what was stored since the call's read is not."""
+        fetched = self._remote.fetched.get(call)
+        if fetched is None:
+            return len(keys)
+        here = self._remote.reach(keys, gpu_tokens // self._chunk_tokens, self._engine)
+        return self._remote.reach(keys, fetched.stop, self._engine) if here in fetched else here
 
     def fill(self, call: int, tokens: int, now_s: float) -> int:
         chunks = self._remote.chunks

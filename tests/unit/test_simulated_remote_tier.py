@@ -57,6 +57,27 @@ def test_a_call_that_waits_for_its_read_is_a_load_for_its_engine():
     assert len(remote.reads.asked_s) == 2
 
 
+def test_what_is_stored_after_a_calls_read_was_due_is_no_restore_without_a_read():
+    # The second call waits on one engine while another one computes what it begins with.
+    workload = agents([[(16, 1), (1, 1)], [(60, 20)]], shared_blocks=0)
+    made = deployment(workload, engines=2, max_num_seqs=1)
+    sent_s, engines = np.array([0.0, 0.001, 0.0]), [0, 1, 1]
+    remote = RemoteTier(workload.chunks, BETA, 2)
+    simulated = Simulation(
+        workload,
+        made.pool,
+        [made.engine] * 2,
+        remote.engine_tiers(),
+        made.costs,
+        router=lambda call, *_: engines[call],
+        remote=remote,
+        sent_s=sent_s,
+    ).run()
+    assert simulated.looked_up_s[1] > simulated.calls.finished_s[0]
+    assert not len(remote.reads.asked_s)
+    assert simulated.calls.restored_tokens.tolist() == [0, 0, 0]
+
+
 def test_nothing_is_found_that_no_call_computed_before():
     workload = agents(BUSY)
     made = run(workload, RemoteTier(workload.chunks, BETA, ENGINES))
