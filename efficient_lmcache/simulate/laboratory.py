@@ -76,7 +76,11 @@ def measure(study: Study, gamma_h: float, rule: str) -> Row:
     Raises:
         ValueError: the rule is not known, or the tier does not hold a chunk.
     """
+    if rule not in RULES:
+        raise ValueError(f"rule is {rule!r}; it must be one of {', '.join(RULES)}")
     gib = study.host_gib(gamma_h)
+    if not capacity_chunks(gib, study.workload.chunks.chunk_tokens, study.deployment.bytes_per_token):
+        raise ValueError(f"{study.name} at γ_H {gamma_h:g}: a tier of {gib:g} GiB does not hold a chunk")
     if rule in BASELINES:
         made = simulate(study.workload, study.deployment, Configuration(gib, replace(study.admission, name=rule)))
     elif rule == CLAIRVOYANT:

@@ -211,6 +211,15 @@ def test_the_laboratory_measures_every_rule_and_judges_the_recommended_one():
     assert verdicts(rows[:-1]) == []
 
 
+def test_a_rule_that_is_not_known_and_a_tier_without_a_chunk_are_no_cells_of_the_table():
+    workload = agents(ROUNDS)
+    study = Study("rounds", workload, deployment(workload, active_pool=8), ADMISSION)
+    with pytest.raises(ValueError, match="rule is 'lru'; it must be one of none, fixed, conditioned, frequency"):
+        measure(study, 1.4, "lru")
+    with pytest.raises(ValueError, match="rounds at γ_H 1e.06: a tier of .* GiB does not hold a chunk"):
+        measure(study, 1e6, "none")
+
+
 @pytest.mark.parametrize(("gamma_h", "to_conditioned", "holds"), [(1.4, 0.6, True), (1.4, 0.7, False), (3, 0.7, True)])
 def test_a_saving_is_asked_for_around_the_transition_only(gamma_h, to_conditioned, holds):
     computed = dict.fromkeys((*BASELINES, CLAIRVOYANT), 1000) | {RECOMMENDED: round(1000 * to_conditioned)}
