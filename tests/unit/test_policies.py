@@ -216,7 +216,7 @@ def test_a_rule_that_is_not_known_and_a_tier_without_a_chunk_are_no_cells_of_the
     study = Study("rounds", workload, deployment(workload, active_pool=8), ADMISSION)
     with pytest.raises(ValueError, match="rule is 'lru'; it must be one of none, fixed, conditioned, frequency"):
         measure(study, 1.4, "lru")
-    with pytest.raises(ValueError, match="rounds at γ_H 1e.06: a tier of .* GiB does not hold a chunk"):
+    with pytest.raises(ValueError, match=r"rounds at γ_H 1e\+06: a tier of .* GiB does not hold a chunk"):
         measure(study, 1e6, "none")
 
 
