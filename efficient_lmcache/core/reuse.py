@@ -19,6 +19,20 @@ def stable_tokens(references: References) -> Ints:
     return leading_chunks(first_call[references.keys] < calls, references) * references.chunk_tokens
 
 
+def broken_tokens(references: References) -> Ints:
+    """What every call's prompt would cover besides, if it had only extended its lane's previous one; int64 [calls].
+
+    Only full chunks count; 0 for agents that only append.
+    """
+    by_lane = np.argsort(references.lane, kind="stable")
+    continues = np.flatnonzero(np.diff(references.lane[by_lane]) == 0)
+    before, call = by_lane[continues], by_lane[continues + 1]
+    chunks = np.minimum(references.lookup_chunks[before], references.lookup_chunks[call])
+    broken = np.zeros(len(references), np.int64)
+    broken[call] = np.maximum(chunks * references.chunk_tokens - stable_tokens(references)[call], 0)
+    return broken
+
+
 def expired(references: References, lookup_s: Floats, ttl_s: float) -> References:
     """The stream as a tier sees it that forgets what nobody referenced for `ttl_s`: calls look up fewer chunks.
 

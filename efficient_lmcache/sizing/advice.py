@@ -9,6 +9,7 @@ LOW_FLOP_PER_BYTE = 2_400.0
 HIGH_FLOP_PER_BYTE = 15_000.0
 # Below so much of its prompts in common with what was sent before, an agent rewrites its history (98.1 % in the paper).
 STABLE_SHARE = 0.9
+_FEW_BROKEN = 0.02
 _NOTICEABLE = 0.005
 WORTHWHILE = 0.1  # a smaller saving is not worth a tier, a smaller excess no larger one
 
@@ -38,6 +39,7 @@ def advise(
     saving: float,
     excess: float | None,
     stable_share: float | None = None,
+    broken_share: float | None = None,
 ) -> list[Advice]:
     """Table 12's rows: hardware, GPU pressure, host pressure and, where a recording tells it, context editing.
 
@@ -50,13 +52,15 @@ def advise(
         saving: the share of computed prefill that a host tier without limit is predicted to save.
         excess: computed prefill of the host tier over that of an unlimited one, less one; None without a host tier.
         stable_share: of all prompt tokens, those that a tier without limit would cover.
+        broken_share: those that it would cover besides, if prompts only extended the ones before; None where
+            nobody knows which those are.
     """
     rows = [
         _hardware(flop_per_byte, benefit_range),
         _gpu_pressure(gamma_g, saving),
         _host_pressure(gamma_h, excess, host_gib, recommended_gib),
     ]
-    return rows if stable_share is None else [*rows, _editing(stable_share)]
+    return rows if stable_share is None else [*rows, _editing(stable_share, broken_share)]
 
 
 def _hardware(flop_per_byte: float, benefit_range: tuple[float, float] | None) -> Advice:
@@ -141,12 +145,18 @@ def _host_pressure(
     )
 
 
-def _editing(stable_share: float) -> Advice:
+def _editing(stable_share: float, broken_share: float | None) -> Advice:
     regime = f"{stable_share:.1%} of prompt tokens stable"
-    if stable_share >= STABLE_SHARE:
-        return Advice(regime, "prompts extend what was sent before", "keep it so: judge edits by cache-stable length")
+    if stable_share >= STABLE_SHARE or (broken_share is not None and broken_share <= _FEW_BROKEN):
+        extend = "prompts extend what was sent before"
+        if stable_share < STABLE_SHARE:
+            extend += ", and the rest is new or fills no chunk"
+        return Advice(regime, extend, "keep it so: judge edits by cache-stable length")
+    edits = "early edits or little sharing"
+    if broken_share is not None:
+        edits = f"early edits: {broken_share:.1%} more would be, if prompts only extended what was sent before"
     return Advice(
         regime,
-        "early edits or little sharing: a rewritten early part rekeys every later chunk",
+        f"{edits}; a rewritten early part rekeys every later chunk",
         "judge edits by cache-stable length; `efficient-lmcache trace lint` finds where prompts stop extending",
     )

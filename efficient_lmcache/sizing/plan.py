@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from efficient_lmcache.core.offload_benefit import OffloadCost
-from efficient_lmcache.core.reuse import stable_tokens
+from efficient_lmcache.core.reuse import broken_tokens, stable_tokens
 from efficient_lmcache.core.workingset import gamma_g, gamma_h, reuse_working_set_bytes
 from efficient_lmcache.sizing.advice import Advice, advise
 from efficient_lmcache.sizing.hardware import Hardware
@@ -182,7 +182,8 @@ def make_plan(
     needed_gib, rule = _needed(deployment, curve, None if is_whole_pool else working_set / GIB, pressure_g)
     recommended = _rounded_up(needed_gib)
     pressure_h = gamma_h(working_set, deployment.host_gib[0] * GIB) if deployment.host_gib else None
-    stable = float(stable_tokens(workload.chunks).sum() / workload.chunks.prompt_tokens.sum())
+    prompts = workload.chunks.prompt_tokens.sum()
+    stable = float(stable_tokens(workload.chunks).sum() / prompts)
     return Plan(
         workload=workload.name,
         deployment=deployment,
@@ -207,6 +208,9 @@ def make_plan(
                 saving=curve.saving(),
                 excess=curve.excess(deployment.host_gib[0]) if deployment.host_gib else None,
                 stable_share=stable if recorded else None,
+                broken_share=None
+                if workload.lanes_are_guessed
+                else float(broken_tokens(workload.chunks).sum() / prompts),
             )
         ),
         notes=(*workload.notes, *_assumptions(workload, deployment)),

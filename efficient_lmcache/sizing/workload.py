@@ -29,6 +29,7 @@ class Workload:
         name: of the recording.
         notes: what it does not tell, and what is assumed instead.
         lanes: lane names by number, where the recording has names.
+        lanes_are_guessed: some are a guess; a call that extends none then begins one, whatever it goes on from.
     """
 
     chunks: References
@@ -36,6 +37,7 @@ class Workload:
     name: str = ""
     notes: tuple[str, ...] = ()
     lanes: tuple[str, ...] = ()
+    lanes_are_guessed: bool = False
 
     def __post_init__(self) -> None:
         if not np.array_equal(self.chunks.prompt_tokens, self.blocks.prompt_tokens):
@@ -120,7 +122,7 @@ def open_workload(
     references = References.concatenate(batches)
     notes = (*stream.notes, *skipped, *_unknown_pauses(references))
     workload = Workload.of(references, chunk_tokens, stream.name, notes, gpu_block_tokens, most_block_references)
-    return replace(workload, lanes=tuple(stream.lanes))
+    return replace(workload, lanes=tuple(stream.lanes), lanes_are_guessed=stream.lanes_are_guessed)
 
 
 def _unknown_pauses(references: References) -> tuple[str, ...]:

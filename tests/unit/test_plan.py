@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from efficient_lmcache.core.references import References
-from efficient_lmcache.core.reuse import stable_tokens
+from efficient_lmcache.core.reuse import broken_tokens, stable_tokens
 from efficient_lmcache.sizing.advice import advise
 from efficient_lmcache.sizing.hardware import load_hardware
 from efficient_lmcache.sizing.plan import TOLERANCE, Deployment, Plan, make_plan
@@ -253,6 +253,16 @@ def test_sizes_of_thousands_of_gib_are_written_out(plan):
     assert "e+0" not in shown
 
 
+def test_agents_that_only_append_are_not_said_to_edit():
+    """Of their short prompts little is in full chunks; what an edit breaks is."""
+    appended = [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+    edited = [[0, 1, 2], [0, 1, 3, 4], [0, 5, 6, 7], [0, 5, 6, 7, 8]]
+    agents = stream(
+        [0, 0, 0, 0, 1, 1, 1, 1], [*appended, *([*keys[:1], *(20 + k for k in keys[1:])] for keys in edited)]
+    )
+    assert broken_tokens(agents).tolist() == [0, 0, 0, 0, 0, 4, 12, 0]
+
+
 def test_synthetic_agents_have_the_published_shape(workload):
     prompts, output = workload.chunks.prompt_tokens, int(workload.chunks.output_tokens[0])
     calls = np.bincount(workload.chunks.lane)
@@ -326,7 +336,9 @@ ADVICE = {
         ({"gamma_h": 1.1, "excess": 0.01, "host_gib": 20.0}, 2, "smaller than .* yet .* admit every write"),
         ({"gamma_h": 1.1, "excess": 0.2, "host_gib": 20.0}, 2, r"conditioned admission \([^)]*\)$"),
         ({"stable_share": 0.98}, 3, "keep it so"),
-        ({"stable_share": 0.5}, 3, "trace lint"),
+        ({"stable_share": 0.5}, 3, "early edits or little sharing; .* trace lint"),
+        ({"stable_share": 0.5, "broken_share": 0.01}, 3, "extend what was sent before, and the rest is new .* keep it"),
+        ({"stable_share": 0.5, "broken_share": 0.4}, 3, r"early edits: 40\.0% more .* trace lint"),
     ],
 )
 def test_every_regime_of_table_12_gets_its_action(change, row, words):
