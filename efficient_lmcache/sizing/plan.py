@@ -368,11 +368,11 @@ def _assumptions(workload: Workload, deployment: Deployment) -> list[str]:
             f"the recording has {sessions} session{'s' * (sessions > 1)}, fewer than the pool's "
             f"{deployment.pool.active_pool:,}: the curve is that of so many agents; the working set is the whole pool's"
         )
-    prompts = workload.chunks.prompt_tokens
-    if too_long := int((prompts > deployment.gpu_kv_tokens).sum()):
+    needed = workload.chunks.prompt_tokens + workload.chunks.output_tokens
+    if too_long := int((needed > deployment.gpu_kv_tokens).sum()):
         notes.append(
-            f"{too_long:,} of {len(prompts):,} prompts, of up to {prompts.max():,} tokens, exceed the GPU's KV cache: "
-            "vLLM does not serve them, but they are counted here"
+            f"{too_long:,} of {len(needed):,} calls, of up to {needed.max():,} tokens with their output, exceed the GPU's "
+            "KV cache: vLLM does not serve them, but they are counted here"
         )
     notes += [
         f"the engine prefills {slow:,.0f} to {fast:,.0f} tokens/s and takes {short * 1e3:g} to {long * 1e3:g} ms per "

@@ -229,11 +229,11 @@ def test_a_recording_of_fewer_sessions_than_the_pool_says_so():
         )
 
 
-def test_prompts_that_no_engine_with_this_cache_serves_are_named():
-    some = stream([0, 0, 1], [[0, 1], [0, 1, 2], [3, 4]])
-    for gpu_kv_tokens, is_said in ((13, False), (12, True)):
+def test_calls_that_no_engine_with_this_cache_serves_are_named():
+    some = stream([0, 0, 1], [[0, 1], [0, 1, 2], [3, 4]], outputs=2)
+    for gpu_kv_tokens, is_said in ((15, False), (14, True)):
         planned = make_plan(Workload(some, some), deployment(gpu_kv_tokens=gpu_kv_tokens))
-        words = "1 of 3 prompts, of up to 13 tokens, exceed the GPU's KV cache"
+        words = "1 of 3 calls, of up to 15 tokens with their output, exceed the GPU's KV cache"
         assert any(words in note for note in planned.notes) == is_said
 
 
