@@ -371,8 +371,8 @@ def _assumptions(workload: Workload, deployment: Deployment) -> list[str]:
     needed = workload.chunks.prompt_tokens + workload.chunks.output_tokens
     if too_long := int((needed > deployment.gpu_kv_tokens).sum()):
         notes.append(
-            f"{too_long:,} of {len(needed):,} calls, of up to {needed.max():,} tokens with their output, exceed the GPU's "
-            "KV cache: vLLM does not serve them, but they are counted here"
+            f"{too_long:,} of {len(needed):,} calls, of up to {needed.max():,} tokens with their output, exceed the "
+            "GPU's KV cache: vLLM does not serve them, but they are counted here"
         )
     notes += [
         f"the engine prefills {slow:,.0f} to {fast:,.0f} tokens/s and takes {short * 1e3:g} to {long * 1e3:g} ms per "
