@@ -16,14 +16,8 @@ from efficient_lmcache.core.references import Floats
 from efficient_lmcache.simulate.costs import ModelShape, costs
 from efficient_lmcache.simulate.deployment import simulate
 from efficient_lmcache.simulate.fit import least_squares
-from efficient_lmcache.simulate.paper import (
-    FITTED_SEED,
-    MODELS,
-    h20_deployment,
-    published_row,
-    table_rows,
-    workload_of,
-)
+from efficient_lmcache.simulate.paper import MODELS, h20_deployment, published_row, table_rows, workload_of
+from efficient_lmcache.simulate.paper_order import FITTED_SEED
 from efficient_lmcache.simulate.profiles import Profile, load_profile
 
 _FIELDS = ("step_s", "sequence_s", "compute_efficiency")

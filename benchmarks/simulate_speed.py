@@ -20,7 +20,8 @@ from pathlib import Path
 from efficient_lmcache.simulate.costs import ModelShape, costs
 from efficient_lmcache.simulate.deployment import Configuration, Deployment, Simulated, simulate
 from efficient_lmcache.simulate.engine import EngineSettings
-from efficient_lmcache.simulate.paper import FITTED_SEED, MODELS, h20_deployment, table_rows, workload_of
+from efficient_lmcache.simulate.paper import MODELS, h20_deployment, table_rows, workload_of
+from efficient_lmcache.simulate.paper_order import FITTED_SEED
 from efficient_lmcache.simulate.paper_workload import paper_workload
 from efficient_lmcache.simulate.profiles import load_profile
 from efficient_lmcache.simulate.simulation import Pool

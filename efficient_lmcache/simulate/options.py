@@ -9,6 +9,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from efficient_lmcache.core.admission import ADMISSIONS
 from efficient_lmcache.core.footprint import load_config
 from efficient_lmcache.simulate.against_run import Comparison, compare_run
@@ -25,6 +27,8 @@ from efficient_lmcache.sizing.workload import Workload, open_workload
 
 # References of a block each; 8 bytes: the GPU's cache is modelled in vLLM's own blocks up to here.
 _MOST_BLOCK_REFERENCES = 100_000_000
+# A byte a second.
+_LEAST_LINK_GB_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,10 @@ def prepare(options: SimulateOptions, tried: Tried = lambda count: None) -> Inpu
         ranks=options.ranks,
     )
     workload = _workload(options, trace, options.chunk_tokens, options.gpu_block_tokens)
+    sessions = len(np.unique(workload.chunks.session))
+    if sessions < options.active_pool:
+        note = f"the recording has {sessions} sessions, fewer than --active-pool: γ_H is that of so many"
+        workload = workload.with_notes(note)
     return Inputs(profile, workload, deployment, configurations)
 
 
@@ -171,10 +179,26 @@ def _check(options: SimulateOptions) -> None:
         ("--active-pool", options.active_pool, (options.active_pool or 0) >= 1, "at least 1"),
         ("--gpu-kv-tokens", options.gpu_kv_tokens, (options.gpu_kv_tokens or 0) >= 1, "at least 1"),
         ("--time-scale", options.time_scale, 0 <= options.time_scale < math.inf, "a finite number >= 0"),
-        ("--activity-window-s", options.activity_window_s, options.activity_window_s > 0, "positive"),
+        (
+            "--activity-window-s",
+            options.activity_window_s,
+            0 < options.activity_window_s < math.inf,
+            "a finite number > 0",
+        ),
+        (
+            "--chunk-tokens",
+            options.chunk_tokens,
+            options.chunk_tokens >= 1 and options.chunk_tokens % options.gpu_block_tokens == 0,
+            f"a multiple of --gpu-block-tokens, {options.gpu_block_tokens}",
+        ),
     ):
         if not holds:
             raise ValueError(f"{option} is {value}; it must be {wanted}")
+    for link_gb_s in _numbers("--link-gb-s", options.link_gb_s):
+        if 0 < link_gb_s < _LEAST_LINK_GB_S:
+            raise ValueError(
+                f"--link-gb-s has {link_gb_s:g}; a link carries at least {_LEAST_LINK_GB_S:g}, and 0 is none"
+            )
 
 
 def _names(text: str) -> list[str]:

@@ -19,8 +19,8 @@ Four properties follow from published sums rather than from a distribution:
                     a few tasks read nine chunks or more at once, make 290 calls from there on and grow by 1.00 M
                     tokens. The others never read so much.
 
-Assumed, as nothing is published: which tasks are big readers and the order of tasks, at random; nine big readers, whose
-contexts then grow about as evenly as the others'. Shapes, not sizes, are those of mini-swe-agent's SWE-bench Verified
+Assumed, as nothing is published: seven big readers, at random, and the order of tasks, at random but for one draw's
+(`paper_order`). Shapes, not sizes, are those of mini-swe-agent's SWE-bench Verified
 trajectories: log-normal observations (sigma 1.5 within a task, their sum as calls to the power 0.9) and outputs (1.2);
 first prompts with log-normal tasks (0.28) of 1,800 tokens behind the shared prefix. Observations shrink or grow
 exponentially over a task, at the rate that gives the published prompt tokens: they stay about level, and shrink by half
@@ -35,7 +35,8 @@ shapes' own values the GPU's cache finds 5 to 12 M tokens more than the paper's.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
 from statistics import NormalDist
@@ -46,10 +47,11 @@ import numpy.typing as npt
 import yaml
 
 from efficient_lmcache.core.references import Floats, Ints, References
+from efficient_lmcache.simulate.paper_order import FITTED_ORDER, FITTED_SEED
 from efficient_lmcache.simulate.shares import filled, rising_to, scaled, whole
 
 SHARED_PREFIX_TOKENS = 6_208
-BIG_READERS = 9
+BIG_READERS = 7
 _OWN_FIRST_TOKENS = (1_100, 1_800, 2_950)  # least, mean, most; with the shared prefix less than nine chunks
 _FIRST_SIGMA = 0.28
 _OUTPUT_TOKENS_RANGE = (16, 6_144)
@@ -93,14 +95,18 @@ class PaperCalls:
     interval_s: Floats
 
 
-def paper_workload(seed: int = 0, block_tokens: int = 16) -> References:
-    """The workload in blocks: keys go on to the full blocks that a call's output leaves behind.
+def paper_workload(seed: int = FITTED_SEED, block_tokens: int = 16) -> References:
+    """The workload in blocks, with the errors of `paper_calls` and `workload_blocks`."""
+    return workload_blocks(paper_calls(seed), block_tokens)
+
+
+def workload_blocks(calls: PaperCalls, block_tokens: int = 16) -> References:
+    """Calls in blocks: keys go on to the full blocks that a call's output leaves behind.
 
     Tasks are lanes and sessions and follow one another: how their calls interleave is the closed loop's to find.
     """
     if block_tokens < 1:
         raise ValueError(f"block_tokens is {block_tokens}; it must be at least 1")
-    calls = paper_calls(seed)
     ends = (calls.prompt_tokens + calls.output_tokens) // block_tokens
     shared = SHARED_PREFIX_TOKENS // block_tokens
     known = np.where(_firsts(calls.task), shared, calls.cache_stable_tokens // block_tokens)
@@ -126,12 +132,26 @@ def paper_workload(seed: int = 0, block_tokens: int = 16) -> References:
     )
 
 
-def paper_calls(seed: int = 0) -> PaperCalls:
+def paper_calls(seed: int = FITTED_SEED) -> PaperCalls:
     """The calls' lengths and intervals. Every seed gives another workload of the same statistics.
 
     Raises:
         ValueError: the seed's draws cannot be brought to the published sums.
     """
+    drawn = drawn_calls(seed)
+    return in_order(drawn, FITTED_ORDER) if seed == FITTED_SEED else drawn
+
+
+def in_order(calls: PaperCalls, order: Sequence[int]) -> PaperCalls:
+    """The same tasks, which enter the pool in another order."""
+    begins = np.searchsorted(calls.task, np.arange(len(order) + 1))
+    moved = np.concatenate([np.arange(begins[task], begins[task + 1]) for task in order])
+    columns = {each.name: getattr(calls, each.name)[moved] for each in fields(calls)}
+    return PaperCalls(**columns | {"task": np.repeat(np.arange(len(order)), np.diff(begins)[list(order)])})
+
+
+def drawn_calls(seed: int) -> PaperCalls:
+    """`paper_calls` in the order in which tasks are drawn."""
     rng = np.random.default_rng(seed)
     paper = published()["workload"]
     per_task = _calls_per_task(rng)

@@ -104,7 +104,7 @@ def test_a_real_run_is_as_far_off_as_documented(
     }
 
 
-@pytest.mark.parametrize(("row", "computed", "makespan"), [(4, 1.00, 0.99), (12, 1.29, 0.98)])
+@pytest.mark.parametrize(("row", "computed", "makespan"), [(4, 0.97, 0.99), (9, 0.95, 0.95), (12, 1.02, 0.93), (14, 0.68, 1.03)])
 def test_a_row_of_table_3_is_as_far_off_as_documented(row, computed, makespan):
     pool, configuration = table_rows("table3")[row]
     made, paper = simulate(workload_of(FITTED_SEED), h20_deployment(pool), configuration), published_row("table3", row)
