@@ -104,7 +104,9 @@ def test_a_real_run_is_as_far_off_as_documented(
     }
 
 
-@pytest.mark.parametrize(("row", "computed", "makespan"), [(4, 0.97, 0.99), (9, 0.95, 0.95), (12, 1.02, 0.93), (14, 0.68, 1.03)])
+@pytest.mark.parametrize(
+    ("row", "computed", "makespan"), [(4, 0.97, 0.99), (9, 0.95, 0.95), (12, 1.02, 0.93), (14, 0.68, 1.03)]
+)
 def test_a_row_of_table_3_is_as_far_off_as_documented(row, computed, makespan):
     pool, configuration = table_rows("table3")[row]
     made, paper = simulate(workload_of(FITTED_SEED), h20_deployment(pool), configuration), published_row("table3", row)
