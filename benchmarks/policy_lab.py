@@ -142,7 +142,7 @@ def mooncake(kind: str, arguments: argparse.Namespace) -> Study:
 def paper(arguments: argparse.Namespace) -> Study:
     """The first 32 of the paper's 79 tasks as fitted to its published sums, on its eight H20s."""
     serving = published()["serving"]
-    workload = Workload.of(paper_workload(0), serving["chunk_tokens"], "paper")
+    workload = Workload.of(paper_workload(), serving["chunk_tokens"], "paper")
     return Study("paper", first_sessions(workload, 32), h20_deployment(16), Admission("none"))
 
 
