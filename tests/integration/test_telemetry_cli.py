@@ -76,6 +76,8 @@ def test_watch_prints_the_table_or_json_once(server, engines):
 def test_watch_follows_in_a_terminal_until_ctrl_c(server, engines):
     pid, terminal = pty.fork()
     if pid == 0:
+        # Where the tests run in the background of a shell it is ignored, and would stay so.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.environ.update(TERM="xterm", COLUMNS="80", LINES="24")
         os.execv(sys.executable, [*COMMAND, "watch", "--redis", server.url])
     shown = b""
