@@ -14,9 +14,8 @@ import numpy as np
 
 from efficient_lmcache.core.references import Floats
 from efficient_lmcache.simulate.costs import ModelShape, costs
-from efficient_lmcache.simulate.deployment import simulate
 from efficient_lmcache.simulate.fit import least_squares
-from efficient_lmcache.simulate.paper import MODELS, h20_deployment, published_row, table_rows, workload_of
+from efficient_lmcache.simulate.paper import MODELS, row_ratios, table_rows, workload_of
 from efficient_lmcache.simulate.paper_order import FITTED_SEED
 from efficient_lmcache.simulate.profiles import Profile, load_profile
 
@@ -42,12 +41,7 @@ def _with_costs(profile: Profile, logarithms: Floats) -> Profile:
 def _missed(profile: Profile, rows: Sequence[int]) -> Floats:
     """Logarithms of simulated over published makespans."""
     workload, made = workload_of(FITTED_SEED), costs(profile, ModelShape.of(MODELS["moe"]), 8)
-    table, ratios = table_rows("table3"), []
-    for row in rows:
-        pool, configuration = table[row]
-        simulated = simulate(workload, h20_deployment(pool, made), configuration)
-        ratios.append(simulated.makespan_s / published_row("table3", row)["makespan_s"])
-    logarithms: Floats = np.log(ratios)
+    logarithms: Floats = np.log([row_ratios(workload, row, made)[1] for row in rows])
     return logarithms
 
 

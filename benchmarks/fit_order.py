@@ -12,13 +12,11 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Sequence
 
 import numpy as np
 
 from efficient_lmcache.core.references import Ints
-from efficient_lmcache.simulate.deployment import simulate
-from efficient_lmcache.simulate.paper import h20_deployment, published_row, table_rows
+from efficient_lmcache.simulate.paper import in_chunks, row_ratios, table_rows
 from efficient_lmcache.simulate.paper_order import FITTED_SEED
 from efficient_lmcache.simulate.paper_workload import PaperCalls, drawn_calls, in_order, published, workload_blocks
 from efficient_lmcache.sizing.workload import Workload
@@ -46,7 +44,7 @@ def main() -> None:
         moved = _moved(order, rng)
     print(f"\n{order.tolist()}")
     for row in range(len(table_rows("table3"))):
-        computed, makespan = _ratios(_workload(calls, order), row)
+        computed, makespan = row_ratios(_workload(calls, order), row)
         title = "fitted" if row in _FITTED_ROWS else "not seen"
         print(f"{title:<9}row {row + 1:<4}computed {computed - 1:+.0%}, makespan {makespan - 1:+.0%}")
 
@@ -55,7 +53,7 @@ def _missed(calls: PaperCalls, order: Ints, least: float) -> float:
     """Sum of squared logarithms over the fitted rows, as far as it stays below the least so far."""
     workload, missed = _workload(calls, order), 0.0
     for row in _FITTED_ROWS:
-        computed, makespan = _ratios(workload, row)
+        computed, makespan = row_ratios(workload, row)
         missed += math.log(computed) ** 2 + _MAKESPAN_WEIGHT * math.log(makespan) ** 2
         if missed >= least:
             break
@@ -74,20 +72,8 @@ def _moved(order: Ints, rng: np.random.Generator) -> Ints:
     return moved
 
 
-def _workload(calls: PaperCalls, order: Sequence[int] | Ints) -> Workload:
-    references = workload_blocks(in_order(calls, [int(task) for task in order]))
-    chunk_tokens = published()["serving"]["chunk_tokens"]
-    return Workload.of(references, chunk_tokens, "paper", most_block_references=len(references.keys))
-
-
-def _ratios(workload: Workload, row: int) -> tuple[float, float]:
-    """Simulated over published computed prefill and makespan."""
-    pool, configuration = table_rows("table3")[row]
-    made, paper = simulate(workload, h20_deployment(pool), configuration), published_row("table3", row)
-    return (
-        made.computed_prefill_tokens / paper["computed_prefill_tokens"],
-        made.makespan_s / paper["makespan_s"],
-    )
+def _workload(calls: PaperCalls, order: Ints) -> Workload:
+    return in_chunks(workload_blocks(in_order(calls, order.tolist())))
 
 
 if __name__ == "__main__":

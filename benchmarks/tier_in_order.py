@@ -9,14 +9,10 @@ are left out. What is left to differ is the tier alone: no time, no scheduler, n
 from __future__ import annotations
 
 import argparse
-import json
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from efficient_lmcache.core.references import Ints
 from efficient_lmcache.simulate.recorded_run import RecordedRun, recorded_runs
@@ -42,21 +38,20 @@ def main() -> None:
     arguments = parser.parse_args()
     workloads: dict[int, Workload] = {}
     for run in (each for path in arguments.runs for each in recorded_runs(path)):
-        decisions = _rows(run.path / "decisions.jsonl")
-        if not decisions:
-            continue
         chunk_tokens = run.options.chunk_tokens
         if chunk_tokens not in workloads:
             workloads[chunk_tokens] = open_workload(arguments.trace, chunk_tokens)
-        equal, lookups = replayed(run, decisions, workloads[chunk_tokens])
-        print(f"{run.path.name:<28}{equal:>6} of {lookups} host matches are the run's: {equal / lookups:.1%}")
+        decisions = list(run.decisions(workloads[chunk_tokens]))
+        if decisions:
+            equal, lookups = replayed(run, decisions, workloads[chunk_tokens])
+            print(f"{run.path.name:<28}{equal:>6} of {lookups} host matches are the run's: {equal / lookups:.1%}")
 
 
-def replayed(run: RecordedRun, decisions: list[dict[str, object]], workload: Workload) -> tuple[int, int]:
+def replayed(run: RecordedRun, decisions: list[tuple[int, dict[str, Any]]], workload: Workload) -> tuple[int, int]:
     """How many first lookups found what LMCache's found, and how many there were."""
-    chunks, calls = workload.chunks, _calls_by_request(decisions, workload)
-    chunk_bytes = chunks.chunk_tokens * int(decisions[0]["estimate"]["bytes_per_token"])  # type: ignore[index]
-    capacity_chunks = int(decisions[0]["capacity_bytes"]) // chunk_bytes  # type: ignore[call-overload]
+    chunks, calls = workload.chunks, {row["request_id"]: call for call, row in decisions}
+    _, first = decisions[0]
+    capacity_chunks = first["capacity_bytes"] // (chunks.chunk_tokens * first["estimate"]["bytes_per_token"])
     tier = HostTier(capacity_chunks, int(chunks.keys.max()) + 1)
     stored: dict[str, int] = {}
     equal = 0
@@ -89,22 +84,6 @@ def _events(log: Path) -> Iterator[Event]:
             yield Event(match[1], int(match[2]), int(match[3]))
         elif match := _STORE.search(line):
             yield Event(match[1], int(match[2]), -1)
-
-
-def _calls_by_request(decisions: list[dict[str, object]], workload: Workload) -> dict[str, int]:
-    """A task's requests are its calls, one after the other."""
-    numbers = {name: np.flatnonzero(workload.chunks.lane == lane) for lane, name in enumerate(workload.lanes)}
-    seen: Counter[str] = Counter()
-    calls = {}
-    for row in decisions:
-        task = str(row["task"])
-        calls[str(row["request_id"])] = int(numbers[task][seen[task]])
-        seen[task] += 1
-    return calls
-
-
-def _rows(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ def gamma_h(workload: Workload, deployment: Deployment, host_gib: float) -> floa
     """The reuse working set (Eq. 5) over the host tier; None without a tier."""
     if not host_gib:
         return None
-    active = min(deployment.pool.active_pool, len(np.unique(workload.chunks.session)))
+    active = min(deployment.pool.active_pool, workload.sessions)
     working_set = (active - 1) * workload.mean_prompt_tokens * deployment.bytes_per_token
     return working_set / (host_gib * GIB * (1 if deployment.shared_tier else deployment.engines))
 

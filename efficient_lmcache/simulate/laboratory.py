@@ -49,7 +49,7 @@ class Study:
 
     def host_gib(self, gamma_h: float) -> float:
         """C_H per rank of a tier with this working set over it."""
-        active = min(self.deployment.pool.active_pool, len(np.unique(self.workload.chunks.session)))
+        active = min(self.deployment.pool.active_pool, self.workload.sessions)
         tokens = (active - 1) * self.workload.mean_prompt_tokens / gamma_h
         return tokens * self.deployment.bytes_per_token / GIB
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from efficient_lmcache.core.admission import ADMISSIONS
 from efficient_lmcache.core.footprint import load_config
@@ -22,6 +21,7 @@ from efficient_lmcache.simulate.profiles import Profile, load_profile
 from efficient_lmcache.simulate.recorded_run import recorded_runs
 from efficient_lmcache.simulate.routing import ROUTERS
 from efficient_lmcache.simulate.simulation import Pool
+from efficient_lmcache.sizing.inputs import require_whole_blocks
 from efficient_lmcache.sizing.policy_tier import Admission
 from efficient_lmcache.sizing.workload import Workload, open_workload
 
@@ -29,6 +29,9 @@ from efficient_lmcache.sizing.workload import Workload, open_workload
 _MOST_BLOCK_REFERENCES = 100_000_000
 # A byte a second.
 _LEAST_LINK_GB_S = 1e-9
+
+#: The trace in chunks and GPU blocks of so many tokens.
+Reader = Callable[[int, int], Workload]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,8 @@ def prepare(options: SimulateOptions, tried: Tried = lambda count: None) -> Inpu
     _check(options)
     configurations = _configurations(options)
     shape = _shape(model, options.kv_cache_dtype)
-    profile = _profile(options, trace, shape, tried)
+    read = _reader(options, trace)
+    profile = _profile(options, read, shape, tried)
     deployment = Deployment(
         engine=EngineSettings(
             options.gpu_kv_tokens,
@@ -114,10 +118,9 @@ def prepare(options: SimulateOptions, tried: Tried = lambda count: None) -> Inpu
         shared_tier=options.shared_tier,
         ranks=options.ranks,
     )
-    workload = _workload(options, trace, options.chunk_tokens, options.gpu_block_tokens)
-    sessions = len(np.unique(workload.chunks.session))
-    if sessions < options.active_pool:
-        note = f"the recording has {sessions} sessions, fewer than --active-pool: γ_H is that of so many"
+    workload = read(options.chunk_tokens, options.gpu_block_tokens)
+    if workload.sessions < options.active_pool:
+        note = f"the recording has {workload.sessions} sessions, fewer than --active-pool: γ_H is that of so many"
         workload = workload.with_notes(note)
     return Inputs(profile, workload, deployment, configurations)
 
@@ -137,8 +140,9 @@ def comparisons(
     """
     trace, model = _given(options)
     shape = _shape(model, options.kv_cache_dtype)
-    every = _observed(options, trace, runs)
-    profile = _profile(options, trace, shape, tried)
+    read = _reader(options, trace)
+    every = _observed(read, runs)
+    profile = _profile(options, read, shape, tried)
 
     def compared() -> Iterator[Comparison]:
         for done, (run, workload) in enumerate(every):
@@ -148,14 +152,9 @@ def comparisons(
     return profile, compared()
 
 
-def _observed(options: SimulateOptions, trace: Path, paths: Sequence[Path]) -> list[Observed]:
+def _observed(read: Reader, paths: Sequence[Path]) -> list[Observed]:
     """Runs with the trace in their chunks and blocks."""
-    workloads: dict[tuple[int, int], Workload] = {}
-    runs = [run for path in paths for run in recorded_runs(path)]
-    for run in runs:
-        if run.sizes not in workloads:
-            workloads[run.sizes] = _workload(options, trace, *run.sizes)
-    return [Observed(run, workloads[run.sizes]) for run in runs]
+    return [Observed(run, read(*run.sizes)) for path in paths for run in recorded_runs(path)]
 
 
 def _given(options: SimulateOptions) -> tuple[Path, Path]:
@@ -185,15 +184,10 @@ def _check(options: SimulateOptions) -> None:
             0 < options.activity_window_s < math.inf,
             "a finite number > 0",
         ),
-        (
-            "--chunk-tokens",
-            options.chunk_tokens,
-            options.chunk_tokens >= 1 and options.chunk_tokens % options.gpu_block_tokens == 0,
-            f"a multiple of --gpu-block-tokens, {options.gpu_block_tokens}",
-        ),
     ):
         if not holds:
             raise ValueError(f"{option} is {value}; it must be {wanted}")
+    require_whole_blocks(options.chunk_tokens, options.gpu_block_tokens)
     for link_gb_s in _numbers("--link-gb-s", options.link_gb_s):
         if 0 < link_gb_s < _LEAST_LINK_GB_S:
             raise ValueError(
@@ -205,11 +199,11 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
-def _profile(options: SimulateOptions, trace: Path, shape: ModelShape, tried: Tried) -> Profile:
+def _profile(options: SimulateOptions, read: Reader, shape: ModelShape, tried: Tried) -> Profile:
     profile = load_profile(options.profile, options.profiles, options.hardware)
     if not options.fit_to:
         return profile
-    if not (observed := _observed(options, trace, options.fit_to)):
+    if not (observed := _observed(read, options.fit_to)):
         raise ValueError(f"--fit-to {', '.join(map(str, options.fit_to))}: has no complete run")
     return fit(profile, shape, observed, tried)
 
@@ -220,15 +214,21 @@ def _jsonable(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _workload(options: SimulateOptions, trace: Path, chunk_tokens: int, gpu_block_tokens: int) -> Workload:
-    return open_workload(
-        trace,
-        chunk_tokens,
-        tokenizer=options.tokenizer,
-        skip_bad=options.skip_bad,
-        gpu_block_tokens=gpu_block_tokens,
-        most_block_references=_MOST_BLOCK_REFERENCES,
-    )
+def _reader(options: SimulateOptions, trace: Path) -> Reader:
+    """Reads the trace once for each pair of sizes, whoever asks."""
+
+    @cache
+    def read(chunk_tokens: int, gpu_block_tokens: int) -> Workload:
+        return open_workload(
+            trace,
+            chunk_tokens,
+            tokenizer=options.tokenizer,
+            skip_bad=options.skip_bad,
+            gpu_block_tokens=gpu_block_tokens,
+            most_block_references=_MOST_BLOCK_REFERENCES,
+        )
+
+    return read
 
 
 def _shape(model: Path, kv_cache_dtype: str) -> ModelShape:

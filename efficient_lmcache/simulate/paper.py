@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from efficient_lmcache.core.references import References
 from efficient_lmcache.simulate.costs import Costs, ModelShape, costs
 from efficient_lmcache.simulate.deployment import Configuration, Deployment, Simulated, gamma_h, simulate
 from efficient_lmcache.simulate.engine import EngineSettings
@@ -103,12 +104,30 @@ def published_row(name: str, number: int) -> dict[str, Any]:
     }
 
 
+def row_ratios(workload: Workload, number: int, made: Costs | None = None) -> tuple[float, float]:
+    """A row of Table 3, simulated over published: computed prefill and makespan.
+
+    Args:
+        made: as of `h20_deployment`.
+    """
+    pool, configuration = table_rows("table3")[number]
+    simulated = simulate(workload, h20_deployment(pool, made), configuration)
+    paper = published_row("table3", number)
+    return (
+        simulated.computed_prefill_tokens / paper["computed_prefill_tokens"],
+        simulated.makespan_s / paper["makespan_s"],
+    )
+
+
 @cache
 def workload_of(seed: int) -> Workload:
-    """The fitted workload in vLLM's blocks of 16 tokens and LMCache's chunks of 1,024."""
-    serving = published()["serving"]
-    references = paper_workload(seed)
-    return Workload.of(references, serving["chunk_tokens"], "paper", most_block_references=len(references.keys))
+    """The fitted workload, as `in_chunks`."""
+    return in_chunks(paper_workload(seed))
+
+
+def in_chunks(blocks: References) -> Workload:
+    """A workload in vLLM's blocks of 16 tokens, and in LMCache's chunks of 1,024."""
+    return Workload.of(blocks, published()["serving"]["chunk_tokens"], "paper", most_block_references=len(blocks.keys))
 
 
 def h20_deployment(active_pool: int, made: Costs | None = None) -> Deployment:

@@ -57,7 +57,8 @@ class Profile:
 
     def entry(self) -> dict[str, Any]:
         """As a file of profiles has it under its name."""
-        costs = {"measured": dict(self.measured)} if self.measured else {name: getattr(self, name) for name in _NUMBERS}
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        costs = numbers if self.measured is None else {"measured": dict(self.measured)}
         return {**costs, _SCHEDULING: self.async_scheduling, "source": self.source}
 
 

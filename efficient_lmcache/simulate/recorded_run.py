@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,12 +122,17 @@ class RecordedRun(NamedTuple):
             call = self._call(numbers, row["task"], row["call"])
             sent_s[call], finished_s[call] = row["dispatched_s"] or 0.0, row["finished_s"] or 0.0
             cached[call] = row["cached_tokens"] or 0
-        seen: defaultdict[str, int] = defaultdict(int)
-        for row in read_rows(RunDirectory(self.path).decisions, _Matched, RunDirectoryError):
-            call = self._call(numbers, row["task"], seen[row["task"]])
-            seen[row["task"]] += 1
+        for call, row in self.decisions(workload):
             looked_up_s[call], matched[call] = row["now_s"], row["host_match_tokens"]
         return RecordedCalls(sent_s, _reached_s(sent_s, looked_up_s), finished_s, cached, matched)
+
+    def decisions(self, workload: Workload) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The decision log's rows, each with its call: a task's decisions are on its calls, one after the other."""
+        numbers = self._call_numbers(workload)
+        seen: Counter[str] = Counter()
+        for row in read_rows(RunDirectory(self.path).decisions, _Matched, RunDirectoryError):
+            yield self._call(numbers, row["task"], seen[row["task"]]), row
+            seen[row["task"]] += 1
 
     def _call_numbers(self, workload: Workload) -> dict[str, Ints]:
         """Each task's calls in the workload's numbering."""

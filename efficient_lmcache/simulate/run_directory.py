@@ -111,7 +111,7 @@ def _record(
     made: Simulated, inputs: Inputs, options: SimulateOptions, calls: list[CallRow], decisions: list[dict[str, Any]]
 ) -> RunRecord:
     workload, deployment, gib = inputs.workload, inputs.deployment, made.configuration.host_gib
-    pool = min(deployment.pool.active_pool, len(np.unique(workload.chunks.session)))
+    pool = min(deployment.pool.active_pool, workload.sessions)
     kv_tokens = deployment.engine.gpu_kv_tokens * deployment.engines
     return RunRecord(
         status="complete",
@@ -140,7 +140,7 @@ def _record(
         trace={
             "name": workload.name,
             "sha256": _identity(options, workload),
-            "tasks": len(np.unique(workload.chunks.session)),
+            "tasks": workload.sessions,
             "calls": made.calls,
             "prompt_tokens": made.prompt_tokens,
         },

@@ -133,11 +133,7 @@ def _check(options: PlanOptions) -> None:
     ):
         if value is not None and not 1 <= value <= _LARGEST:
             raise ValueError(f"{name} is {value}; it must be {'at least 1' if value < 1 else f'at most {_LARGEST:,}'}")
-    if options.chunk_tokens % options.gpu_block_tokens:
-        raise ValueError(
-            f"--chunk-tokens is {options.chunk_tokens}; it must be a multiple of --gpu-block-tokens, "
-            f"{options.gpu_block_tokens}"
-        )
+    require_whole_blocks(options.chunk_tokens, options.gpu_block_tokens)
     for name, number in (
         ("--activated-params", options.activated_parameters),
         ("--ttl-s", options.ttl_s),
@@ -155,6 +151,14 @@ def _check(options: PlanOptions) -> None:
             raise ValueError(
                 f"{name} is {limits[0]:g} {limits[1]:g}; it must be two numbers > 0, the smaller one first"
             )
+
+
+def require_whole_blocks(chunk_tokens: int, gpu_block_tokens: int) -> None:
+    """ValueError for chunks that are not made of whole GPU blocks."""
+    if chunk_tokens < 1 or chunk_tokens % gpu_block_tokens:
+        raise ValueError(
+            f"--chunk-tokens is {chunk_tokens}; it must be a multiple of --gpu-block-tokens, {gpu_block_tokens}"
+        )
 
 
 def _check_ranks(options: PlanOptions) -> None:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from efficient_lmcache.core.offload_benefit import OffloadCost
 from efficient_lmcache.core.reuse import broken_tokens, stable_tokens
 from efficient_lmcache.core.workingset import gamma_g, gamma_h, reuse_working_set_bytes
@@ -178,7 +176,7 @@ def make_plan(
     curve = _Curve(workload, deployment, progress)
     curve.sample(working_set / GIB)
     pressure_g = gamma_g(pool.active_pool, mean, deployment.gpu_kv_tokens)
-    is_whole_pool = recorded and _sessions(workload) >= pool.active_pool
+    is_whole_pool = recorded and workload.sessions >= pool.active_pool
     needed_gib, rule = _needed(deployment, curve, None if is_whole_pool else working_set / GIB, pressure_g)
     recommended = _rounded_up(needed_gib)
     pressure_h = gamma_h(working_set, deployment.host_gib[0] * GIB) if deployment.host_gib else None
@@ -356,14 +354,10 @@ def _rounded_up(gib: float) -> float:
     return round(math.ceil(round(gib / step, 6)) * step, 12)
 
 
-def _sessions(workload: Workload) -> int:
-    return len(np.unique(workload.chunks.session))
-
-
 def _assumptions(workload: Workload, deployment: Deployment) -> list[str]:
     (slow, fast), (short, long) = deployment.pool.prefill_tokens_per_s, deployment.pool.output_s_per_token
     notes = []
-    if (sessions := _sessions(workload)) < deployment.pool.active_pool:
+    if (sessions := workload.sessions) < deployment.pool.active_pool:
         notes.append(
             f"the recording has {sessions} session{'s' * (sessions > 1)}, fewer than the pool's "
             f"{deployment.pool.active_pool:,}: the curve is that of so many agents; the working set is the whole pool's"

@@ -48,6 +48,11 @@ class Workload:
         """N."""
         return float(self.chunks.prompt_tokens.mean())
 
+    @property
+    def sessions(self) -> int:
+        """How many there are."""
+        return len(np.unique(self.chunks.session))
+
     def with_notes(self, *notes: str) -> Workload:
         """The workload with more to say."""
         return replace(self, notes=(*self.notes, *notes))
